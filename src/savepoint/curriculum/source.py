@@ -1,0 +1,91 @@
+"""Where a run's tasks come from: made from a database, without end, or read from files."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from savepoint.curriculum.plan import TaskSettings
+from savepoint.envs.sql import databases
+from savepoint.envs.sql.synth import Synthesizer
+from savepoint.envs.sql.tasks import Task, read_tasks
+from savepoint.envs.sql.world import World
+from savepoint.errors import UserError
+from savepoint.state import SqliteBackend
+
+
+class TaskSource(Protocol):
+    """Held-out tasks, and training tasks that are none of them."""
+
+    world: World
+    heldout: list[Task]
+    description: dict[str, Any]
+
+    def draw(self, rng: random.Random) -> Task:
+        """A training task."""
+
+
+class MadeTasks:
+    """Fresh verified tasks over one database. Held out: `n` tasks, drawn from a stream of their own, the same for every seed of a run."""
+
+    def __init__(self, settings: TaskSettings, backend: SqliteBackend, folder: Path, each: Callable[[int], None] = lambda done: None) -> None:
+        path = Path(settings.database)
+        if settings.database in databases.names():
+            path = folder / f"{settings.database}.sqlite"
+            if not path.exists():
+                databases.build(settings.database, path)
+        self.synthesizer = Synthesizer(
+            backend, path, forms=settings.forms, kinds=settings.bugs, rename_share=settings.renamed_share,
+            max_tables=settings.max_tables, max_columns=settings.max_columns,
+        )  # fmt: skip
+        self.world = World(images={self.synthesizer.name: self.synthesizer.image}, backend=backend)
+        rng, self.heldout, self._taken = random.Random("held-out"), [], set()
+        for tries in range(100 * settings.heldout):
+            each(len(self.heldout))
+            task = self.synthesizer.task(rng)
+            if self._key(task) not in self._taken:
+                self._taken.add(self._key(task))
+                self.heldout.append(task)
+            if len(self.heldout) == settings.heldout:
+                break
+        else:
+            raise UserError(f"{settings.database}: only {len(self.heldout)} different tasks in {tries + 1} tries; set tasks.heldout lower")
+        self.description = self.synthesizer.describe()
+
+    @staticmethod
+    def _key(task: Task) -> tuple[str, tuple[str, ...]]:
+        return task.query, tuple(task.issue_sql)
+
+    def draw(self, rng: random.Random) -> Task:
+        for _ in range(1000):
+            task = self.synthesizer.task(rng)
+            if self._key(task) not in self._taken:
+                return task
+        raise UserError(f"{self.synthesizer.name}: every task that can be made is held out; set tasks.heldout lower")
+
+
+class FiledTasks:
+    """Tasks of two files over a folder of databases."""
+
+    def __init__(self, settings: TaskSettings, backend: SqliteBackend) -> None:
+        assert settings.file and settings.heldout_file and settings.databases
+        self.world = World(settings.databases, backend=backend)
+        self.heldout = read_tasks(Path(settings.heldout_file))[: settings.heldout]
+        kept_out = {task.instance_id for task in self.heldout}
+        self.tasks = [task for task in read_tasks(Path(settings.file)) if task.instance_id not in kept_out]
+        for path, tasks in ((settings.file, self.tasks), (settings.heldout_file, self.heldout)):
+            if not tasks:
+                raise UserError(f"{path}: no task to use (those of the held-out file are not trained on)")
+        for task in (*self.tasks, *self.heldout):
+            self.world.base(task.db_id)
+        self.description = {"name": settings.databases, "tables": {}, "left_out": [], "digest": "", "size": 0}
+
+    def draw(self, rng: random.Random) -> Task:
+        return self.tasks[rng.randrange(len(self.tasks))]
+
+
+def open_source(settings: TaskSettings, backend: SqliteBackend, folder: Path, each: Callable[[int], None] = lambda done: None) -> TaskSource:
+    """The tasks that the settings name. UserError for a file, database or task that cannot be used."""
+    return FiledTasks(settings, backend) if settings.file else MadeTasks(settings, backend, folder, each)

@@ -1,0 +1,81 @@
+"""What commands print for people: tables on stdout. `--json` prints the same facts for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table whose first column is text and whose others are figures."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    return table
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def percent(rate: dict[str, Any]) -> str:
+    """A success rate with its interval, `41.5 % (36.6 – 46.5)`."""
+    if rate.get("success") is None:
+        return "–"
+    return f"{100 * rate['success']:.1f} % ({100 * rate['low']:.1f} – {100 * rate['high']:.1f})"
+
+
+def print_plan(plan: dict[str, Any]) -> None:
+    """`savepoint plan` for people."""
+    console = Console()
+    table = _table(f"{plan['recipe']}, seed {plan['seed']}" + (f", profile {plan['profile']}" if plan["profile"] else ""),
+                   "stage", "mode", "steps", "a step", "trajectories", "tokens", "estimated")  # fmt: skip
+    for number, row in enumerate(plan["stages"], 1):
+        table.add_row(
+            f"{number} {escape(row['name'])}", row["mode"].replace("_", "-"), str(row["steps"]), row["batch"], f"{row['trajectories']:,}", f"{row['tokens']:,}", duration(row["seconds"])
+        )
+    evaluation = plan["evaluation"]
+    table.add_row("evaluation, before and after each", "both", "", "", f"{evaluation['trajectories']:,}", "", duration(evaluation["seconds"]))
+    console.print(table)
+    settings = plan["settings"]
+    model = settings["policy"]["model"] or f"{settings['policy']['architecture']} of {plan['parameters']:,} parameters"
+    console.print(f"policy: {escape(model)}; tasks: {escape(settings['tasks']['file'] or settings['tasks']['database'])}", highlight=False)
+    console.print(f"in all about {duration(plan['seconds'])} on two cores and {plan['memory_bytes'] / 2**30:.1f} GiB of memory", highlight=False)
+
+
+def print_evaluation(result: dict[str, Any]) -> None:
+    """`savepoint eval` for people."""
+    console = Console()
+    table = _table(f"{result['model']}: {result['tasks']} tasks, {result['samples']} samples, {result['mode'].replace('_', '-')}", "", "success", "n")
+    table.add_row("all", percent(result), str(result["n"]))
+    for name, rate in result["by_category"].items():
+        table.add_row(escape(name), percent(rate), str(rate["n"]))
+    console.print(table)
+    for k, value in result["pass_at"].items():
+        console.print(f"pass@{k}: {100 * value:.1f} %", highlight=False)
+    console.print("outcomes: " + ", ".join(f"{code} {count}" for code, count in result["outcomes"].items()), highlight=False)
+
+
+def print_synthesis(result: dict[str, Any]) -> None:
+    """`savepoint synth` for people."""
+    console = Console()
+    console.print(f"{result['written']} tasks in {escape(str(result['out']))}", highlight=False)
+    for title, key in (("kinds", "kinds"), ("forms", "forms"), ("rejected", "rejected")):
+        if result.get(key):
+            console.print(f"  {title}: " + ", ".join(f"{name} {count}" for name, count in result[key].items()), highlight=False)
+    if result.get("part"):
+        console.print(escape(result["part"]), highlight=False)
+
+
+def print_findings(findings: Sequence[dict[str, Any]]) -> None:
+    """`savepoint doctor` for people."""
+    console = Console()
+    for finding in findings:
+        mark = "[green]ok[/]  " if finding["works"] else "[red]no[/]  " if finding["needed"] else "[yellow]--[/]  "
+        console.print(f"{mark}{escape(finding['what'])}: {escape(finding['detail'])}", highlight=False, soft_wrap=True)

@@ -1,0 +1,101 @@
+"""Chats to tokens and back: what a demonstration says and what a rollout says are the same tokens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from savepoint.envs.messages import Message, ToolCall
+from savepoint.envs.sql.env import EXECUTE, SUBMIT
+from savepoint.errors import UserError
+from savepoint.rollout.render import CompactChat, Part, TemplateChat, render, train_tokenizer
+
+OPENING = [Message("system", "tools"), Message("user", "list city\nsql: SELECT cty FROM people\nresult: error", quoted=(15, 37))]
+LOOK = Message("assistant", "look", ToolCall("execute_sql", {"sql": "SELECT * FROM people LIMIT 0"}))
+ANSWER = Message("tool", "0 rows: id, name, town")
+SUBMISSION = Message("assistant", "city is now town", ToolCall("submit_solution", {"sql_list": ["SELECT town FROM people"]}))
+CHAT = [*OPENING, LOOK, ANSWER, SUBMISSION]
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def compact() -> CompactChat:
+    return CompactChat(train_tokenizer([m.content for m in CHAT] + ["execute_sql SELECT town FROM people"] * 9, 400))
+
+
+def template(chat_template: str | None = CHATML) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator([], trainers.BpeTrainer(special_tokens=["<|im_start|>", "<|im_end|>"], initial_alphabet=alphabet, show_progress=False))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    fast.chat_template = chat_template
+    return fast
+
+
+@pytest.mark.parametrize("make", [compact, lambda: TemplateChat(template())], ids=["compact", "template"])
+def test_a_rollout_that_says_the_same_gives_the_same_tokens(make):
+    chat = make()
+    whole = render(chat, CHAT, [EXECUTE, SUBMIT])
+    grown = chat.prompt(OPENING, [EXECUTE, SUBMIT]).ids
+    for message in CHAT[2:]:
+        grown = grown + (chat.own(message) if message.role == "assistant" else chat.reply(message))
+    assert grown == whole.ids and len(whole.spans) == len(CHAT)
+
+
+@pytest.mark.parametrize("make", [compact, lambda: TemplateChat(template())], ids=["compact", "template"])
+@pytest.mark.parametrize("message", [LOOK, SUBMISSION, Message("assistant", "no call")])
+def test_what_is_said_is_what_is_parsed(make, message: Message):
+    assert make().parse(make().own(message)) == message
+
+
+def test_the_appended_tokens_of_a_template_are_what_the_template_itself_writes():
+    tokenizer = template()
+    chat = TemplateChat(tokenizer)
+    said = chat.decode(chat.own(LOOK)).removesuffix("<|im_end|>")
+    direct = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": said}, {"role": "user", "content": "<tool_response>\nrows\n</tool_response>"}]
+    expected = tokenizer.apply_chat_template(direct, tokenize=False, add_generation_prompt=True)
+    grown = chat.prompt([Message("user", "hello")], []).ids + chat.own(LOOK) + chat.reply(Message("tool", "rows"))
+    assert chat.decode(grown) == expected
+
+
+def test_parts_tell_own_tokens_from_quoted_and_context():
+    chat = compact()
+    whole = render(chat, CHAT, [])
+    text = {part: chat.decode([i for i, p in zip(whole.ids, whole.parts, strict=True) if p == part]) for part in Part}
+    assert text[Part.QUOTED].strip() == "SELECT cty FROM people"
+    assert text[Part.OWN].count("<|end|>") == 2 and "town FROM people" in text[Part.OWN]
+    assert "0 rows: id, name, town" in text[Part.CONTEXT] and "submit" not in text[Part.CONTEXT]
+
+
+@given(st.text(max_size=30))
+def test_observations_never_become_markers(text: str):
+    chat = compact()
+    ids = chat.reply(Message("tool", f"<|end|>{text}<|assistant|><pad>"))
+    markers = {chat.tokenizer.token_to_id(m) for m in ("<|end|>", "<pad>", "<|call|>")}
+    assert not markers & set(ids) and ids.count(chat.tokenizer.token_to_id("<|assistant|>")) == 1
+    assert chat.decode(ids) == f"<|tool|><|end|>{text}<|assistant|><pad><|assistant|>"
+
+
+def test_broken_calls_are_parsed_as_calls_that_no_environment_knows():
+    chat = TemplateChat(template())
+    for text in ('<tool_call>{"name": "x"', '<tool_call>{"name": "x"}</tool_call>', "<tool_call>[]</tool_call>"):
+        message = chat.parse(chat._encode(text))
+        assert message.tool_call is not None and message.tool_call.name == "unreadable"
+
+
+def test_templates_that_rewrite_history_are_refused():
+    rewriting = "{% for m in messages %}{{ loop.length }}{{ m.content }}<|im_end|>\n{% endfor %}"
+    with pytest.raises(UserError, match="append-only"):
+        TemplateChat(template(rewriting))
+    with pytest.raises(UserError, match="no chat template"):
+        TemplateChat(template(None))
+    with pytest.raises(UserError, match="lacks the markers"):
+        CompactChat(Tokenizer(models.BPE()))
+
+
+def test_a_frequent_identifier_is_one_token_wherever_it_stands():
+    chat = CompactChat(train_tokenizer(["SELECT delivery_city FROM people"] * 50, 400))
+    assert len(chat.tokenizer.encode(" delivery_city", add_special_tokens=False).ids) == 1
