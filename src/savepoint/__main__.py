@@ -1,0 +1,7 @@
+"""`python -m savepoint`."""
+
+import sys
+
+from savepoint.cli import main
+
+sys.exit(main())
