@@ -113,7 +113,7 @@ def test_a_state_changing_gold_is_graded_by_the_state_it_leaves(world: World):
 
 def test_a_gold_that_proves_nothing_is_invalid_and_never_scored(world: World):
     grader = Grader(world.backend)
-    for gold in ("SELECT city FROM people WHERE age > 1000", "DELETE FROM people WHERE age > 1000", "SELECT nothing FROM people"):
+    for gold in ("SELECT city FROM people WHERE age > 1000", "DELETE FROM people WHERE age > 1000", "SELECT nobody FROM people"):
         task = debugging(sol_sql=[gold])
         verdict = grader.grade(world.image(task), task, [gold])
         assert verdict.outcome == "invalid_instance" and verdict.reward is None

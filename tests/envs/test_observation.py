@@ -33,7 +33,7 @@ def test_values_are_shown_by_type(execute):
 
 
 def test_errors_are_worded_by_the_database(execute):
-    assert observe(execute("SELECT nothing FROM people"), ObservationFormat()) == "error: no such column: nothing"
+    assert observe(execute("SELECT nobody FROM people"), ObservationFormat()) == "error: no such column: nobody"
     assert observe(execute("ATTACH 'x' AS y"), ObservationFormat()).startswith("denied: ")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -71,6 +72,7 @@ def render(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool]) -> Re
 
 
 _MARKERS = ("<pad>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|call|>", "<|end|>")
+_INSIDE_MARKER = re.compile(r"(?<=<)(?=\||pad>)")
 _ROLES = {"system": "<|system|>", "user": "<|user|>", "tool": "<|tool|>"}
 
 
@@ -109,7 +111,7 @@ class CompactChat:
             encoding = self.tokenizer.encode(message.content, add_special_tokens=False)
             out.add([self._id[_ROLES[message.role]]], Part.CONTEXT)
             low, high = message.quoted or (0, 0)
-            out.add(encoding.ids, [Part.QUOTED if low <= a and b <= high and a < b else Part.CONTEXT for a, b in encoding.offsets])
+            out.add(encoding.ids, [Part.QUOTED if low < b <= high and a < b else Part.CONTEXT for a, b in encoding.offsets])
             out.spans.append((start, len(out.ids)))
         out.add([self._id["<|assistant|>"]], Part.CONTEXT)
         return out
@@ -138,14 +140,8 @@ class CompactChat:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def _encode(self, text: str) -> list[int]:
-        # Text that spells a marker must not become one: an observation could then speak for the user.
-        return self._plain(text) if "<|" in text or "<pad>" in text else self.tokenizer.encode(text, add_special_tokens=False).ids
-
-    def _plain(self, text: str) -> list[int]:
-        pieces, ids = text.replace("<pad>", "<\0pad>").replace("<|", "<\0|").split("\0"), []
-        for piece in pieces:
-            ids += self.tokenizer.encode(piece, add_special_tokens=False).ids
-        return ids
+        # Text that spells a marker must not become one (an observation could then speak for the user): it is encoded in two pieces.
+        return [i for piece in _INSIDE_MARKER.split(text) for i in self.tokenizer.encode(piece, add_special_tokens=False).ids]
 
 
 _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"

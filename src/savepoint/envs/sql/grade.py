@@ -62,6 +62,7 @@ class Grader:
     quota: Quota = field(default_factory=Quota)
     cache_size: int = 50_000
     seconds: float = 0.0
+    _contents: dict[str, str] = field(default_factory=dict)
     _golds: OrderedDict[tuple[str, tuple[str, ...]], _Run] = field(default_factory=OrderedDict)
 
     def grade(self, image: BaseImage, task: Task, submission: Sequence[str]) -> Verdict:
@@ -109,10 +110,23 @@ class Grader:
                     return _Run(failure)
                 if result.columns:
                     answer, query = result, sql
-            content = _content(session)
+            content = self._content(session)
         if answer is None:
             return _Run(None, content=content)
         return _Run(None, rows=answer.rows, width=len(answer.columns), query=query, content=content)
+
+    def _content(self, session: Session) -> str | None:
+        """Digest of the committed content, None where it is the task image's. What a script leaves uncommitted does not exist."""
+        if session.in_transaction:
+            session.execute("ROLLBACK")
+        if not session.stats().delta_pages:
+            return None
+        image = session.image
+        if image.digest not in self._contents:
+            with self.backend.lease(image, owner="content") as untouched:
+                self._contents[image.digest] = untouched.digest("logical")
+        content = session.digest("logical")
+        return None if content == self._contents[image.digest] else content
 
     def _compare(self, prediction: _Run, gold: _Run, task: Task) -> Verdict:
         if gold.rows is not None:
@@ -135,13 +149,6 @@ def _failure(result: ExecResult) -> Verdict | None:
     if result.truncated:
         return Verdict("too_big", "the result is over the cap on rows or bytes")
     return None
-
-
-def _content(session: Session) -> str | None:
-    """Digest of the committed content, None when nothing was written. What a script leaves uncommitted does not exist."""
-    if session.in_transaction:
-        session.execute("ROLLBACK")
-    return session.digest("logical") if session.stats().delta_pages else None
 
 
 def _decimal(value: object) -> int | None:
