@@ -43,20 +43,22 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"savepoint {savepoint.__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    run = _verb(verbs, "run", run_verb, "run a whole plan: every stage, evaluations between them, metrics, traces and a report", epilog=_settings_help())
+    run = _verb(verbs, "run", run_verb, "run a whole plan: every stage, evaluations between them, metrics, traces and a report")
+    run.epilog = _settings_help()
     run.add_argument("recipe", nargs="?", help="a recipe file, or the name of one that comes with Savepoint (quickstart); not needed with --resume")
     _set_option(run)
     run.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/NAME of the recipe)")
     run.add_argument("--resume", action="store_true", help="go on where the run in --out was stopped")
     _common(run)
 
-    plan = _verb(verbs, "plan", plan_verb, "print what a run would do: stages, steps, trajectories, memory, estimated time; run nothing", epilog=_settings_help())
+    plan = _verb(verbs, "plan", plan_verb, "print what a run would do: stages, steps, trajectories, memory, estimated time; run nothing")
+    plan.epilog = _settings_help()
     plan.add_argument("recipe", help="a recipe file, or the name of one that comes with Savepoint (quickstart)")
     _set_option(plan)
     plan.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
 
     evaluation = _verb(verbs, "eval", eval_verb, "let a model solve tasks, and report its success with intervals")
-    evaluation.add_argument("model", type=Path, help="folder of a policy (runs/NAME/checkpoints/stage4) or of any local transformers model with a chat template")
+    evaluation.add_argument("model", type=Path, help="folder of a policy (runs/NAME/checkpoints/stage4) or of a local transformers model")
     evaluation.add_argument("--tasks", type=Path, required=True, metavar="FILE", help="task file, JSON lines (see `savepoint synth`)")
     evaluation.add_argument("--databases", type=Path, required=True, metavar="DIR", help="folder that holds <db_id>.sqlite or <db_id>/<db_id>.sqlite")
     evaluation.add_argument("--engine", choices=["embedded"], default="embedded", help="what generates (default: embedded)")
@@ -75,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     synth.add_argument("--task", choices=["debugging", "generation", "both"], default="debugging", help="what the tasks ask for (default debugging)")
     synth.add_argument("--forms", metavar="A,B", help="forms of query (default: all)")
     synth.add_argument("--bugs", metavar="A,B", help="kinds of bug (default: all)")
-    synth.add_argument("--renamed-share", type=float, default=0.3, metavar="S", help="share of tasks on a schema migrated since the query was written (default 0.3)")
+    synth.add_argument("--renamed-share", type=float, default=0.3, metavar="S", help="share of tasks on a schema migrated since (default 0.3)")
     synth.add_argument("--wording", choices=["plain", "brief"], default="plain", help="plain: full sentences; brief: what tiny models read (default plain)")
     synth.add_argument("--max-tables", type=_positive, default=50, help="use at most so many tables (default 50)")
     synth.add_argument("--max-columns", type=_positive, default=400, help="use at most so many columns (default 400)")
@@ -83,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     synth.add_argument("--force", action="store_true", help="replace the file if it exists")
     _common(synth)
 
-    shell = _verb(verbs, "shell", shell_verb, "a SQL shell on a leased session: .checkpoint, .restore, .fork, .reset, .digest, .delta; the file is never written")
+    shell = _verb(verbs, "shell", shell_verb, "a SQL shell on a leased session (.checkpoint, .restore, .fork, .reset ...); the file is never written")
     shell.add_argument("database", help="a SQLite file")
     _common(shell)
 
@@ -106,7 +108,8 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. tasks.database=my.sqlite, stages.4.steps=60, profile=smoke")
+    text = "change a setting, e.g. tasks.database=my.sqlite, stages.4.steps=60, profile=smoke"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
 
 
 def _positive(text: str) -> int:
@@ -137,9 +140,9 @@ def _print(result: Any) -> None:
 def run_verb(arguments: argparse.Namespace) -> int:
     """`savepoint run`."""
     from savepoint.config import build
+    from savepoint.curriculum.estimate import estimate
     from savepoint.curriculum.pipeline import run_recipe
     from savepoint.curriculum.plan import Recipe, load_recipe
-    from savepoint.curriculum.estimate import estimate
     from savepoint.evals.report import render_table, write_report
     from savepoint.progress import Progress
 
@@ -188,7 +191,8 @@ def eval_verb(arguments: argparse.Namespace) -> int:
     with Progress(f"evaluating {arguments.model}", stages=[], quiet=arguments.json) as progress:
         result = evaluate_command(
             arguments.model, arguments.tasks, arguments.databases, samples=arguments.samples, mode="single_turn" if arguments.single_turn else "agentic",
-            temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed, traces=arguments.traces, store=arguments.store, progress=progress,
+            temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed, traces=arguments.traces, store=arguments.store,
+            progress=progress,
         )  # fmt: skip
     _print(result) if arguments.json else print_evaluation(result)
     return 0

@@ -37,9 +37,8 @@ def print_plan(plan: dict[str, Any]) -> None:
     table = _table(f"{plan['recipe']}, seed {plan['seed']}" + (f", profile {plan['profile']}" if plan["profile"] else ""),
                    "stage", "mode", "steps", "a step", "trajectories", "tokens", "estimated")  # fmt: skip
     for number, row in enumerate(plan["stages"], 1):
-        table.add_row(
-            f"{number} {escape(row['name'])}", row["mode"].replace("_", "-"), str(row["steps"]), row["batch"], f"{row['trajectories']:,}", f"{row['tokens']:,}", duration(row["seconds"])
-        )
+        figures = (str(row["steps"]), row["batch"], f"{row['trajectories']:,}", f"{row['tokens']:,}", duration(row["seconds"]))
+        table.add_row(f"{number} {escape(row['name'])}", row["mode"].replace("_", "-"), *figures)
     evaluation = plan["evaluation"]
     table.add_row("evaluation, before and after each", "both", "", "", f"{evaluation['trajectories']:,}", "", duration(evaluation["seconds"]))
     console.print(table)

@@ -6,8 +6,8 @@ import random
 from statistics import fmean
 
 import pytest
-from conftest import debugging, renamed
 
+from conftest import debugging, renamed
 from savepoint.curriculum.demonstrations import DemonstratorSettings, demonstrate
 from savepoint.envs.sql.env import SqlEnv
 from savepoint.envs.sql.world import World

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from conftest import debugging, renamed
 from gymnasium.utils.env_checker import check_env
 
+from conftest import debugging, renamed
 from savepoint.envs.sql.env import Budget, SqlEnv
 from savepoint.envs.sql.grade import Grader
 from savepoint.envs.sql.tasks import write_tasks

@@ -15,7 +15,6 @@ def execute(world: World):
 
 
 def test_rows_beyond_those_shown_are_counted(execute):
-    assert observe(execute("SELECT id, age > 0 AS known FROM people WHERE age IS NOT NULL AND id < 5 ORDER BY id"), ObservationFormat(max_rows=1)).endswith(" more")
     assert observe(execute("SELECT id FROM people"), ObservationFormat(max_rows=2)) == "60 rows: id\n1\n2\n... 58 more"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from conftest import debugging, renamed
 
+from conftest import debugging, renamed
 from savepoint.envs.messages import Message, ToolCall
 from savepoint.envs.sql.env import Budget, SqlEnv
 from savepoint.envs.sql.world import World

@@ -18,7 +18,10 @@ LOOK = Message("assistant", "look", ToolCall("execute_sql", {"sql": "SELECT * FR
 ANSWER = Message("tool", "0 rows: id, name, town")
 SUBMISSION = Message("assistant", "city is now town", ToolCall("submit_solution", {"sql_list": ["SELECT town FROM people"]}))
 CHAT = [*OPENING, LOOK, ANSWER, SUBMISSION]
-CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def compact() -> CompactChat:
@@ -55,7 +58,8 @@ def test_the_appended_tokens_of_a_template_are_what_the_template_itself_writes()
     tokenizer = template()
     chat = TemplateChat(tokenizer)
     said = chat.decode(chat.own(LOOK)).removesuffix("<|im_end|>")
-    direct = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": said}, {"role": "user", "content": "<tool_response>\nrows\n</tool_response>"}]
+    answer = {"role": "user", "content": "<tool_response>\nrows\n</tool_response>"}
+    direct = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": said}, answer]
     expected = tokenizer.apply_chat_template(direct, tokenize=False, add_generation_prompt=True)
     grown = chat.prompt([Message("user", "hello")], []).ids + chat.own(LOOK) + chat.reply(Message("tool", "rows"))
     assert chat.decode(grown) == expected

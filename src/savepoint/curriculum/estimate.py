@@ -19,15 +19,15 @@ def parameters_of(recipe: Recipe) -> int:
     """Parameters of the tiny policy of a recipe, from its settings."""
     p = recipe.policy
     attention = p.hidden_size * p.head_dim * (2 * p.heads + 2 * p.kv_heads)
-    experts = p.experts if p.architecture == "gpt_oss" else 1
-    return p.vocab_size * p.hidden_size + p.layers * (attention + experts * 3 * p.hidden_size * p.intermediate_size)
+    experts, width = (p.experts, p.intermediate or 64) if p.architecture == "gpt_oss" else (1, p.intermediate or 192)
+    return p.vocab_size * p.hidden_size + p.layers * (attention + experts * 3 * p.hidden_size * width)
 
 
 def estimate(recipe: Recipe) -> dict[str, Any]:
     """Stages with their steps, batches, trajectories, tokens and seconds, and totals. Runs nothing, so seconds are rough: within 2x on like machines."""
     parameters = parameters_of(recipe) if recipe.policy.model is None else None
     slower = max(1.0, (parameters or _REFERENCE_PARAMETERS) / _REFERENCE_PARAMETERS)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for stage in recipe.stages:
         tokens_each = _EPISODE_TOKENS[stage.mode]
         if isinstance(stage, SftStage):

@@ -11,7 +11,7 @@ import torch
 
 from savepoint.curriculum.demonstrations import demonstrate, demonstrations
 from savepoint.curriculum.plan import GrpoStage, Mode, Recipe, SftStage
-from savepoint.curriculum.source import TaskSource, open_source
+from savepoint.curriculum.source import open_source
 from savepoint.curriculum.summary import Ledger, environment_of_run, summary_of
 from savepoint.envs.sql.env import Budget, SqlEnv
 from savepoint.envs.sql.grade import Grader
@@ -195,9 +195,8 @@ class Pipeline:
             bundle = load_bundle(Path(settings.model))
             return bundle.policy, bundle.chat
         chat = CompactChat(self._tokenizer())
-        (stop,) = chat.stop_ids
-        vocabulary = chat.tokenizer.get_vocab_size()
-        return Policy.tiny(settings, vocab_size=vocabulary, pad_id=chat.pad_id, end_id=stop, seed=self.run_.seed_for("policy")), chat
+        size = chat.tokenizer.get_vocab_size()
+        return Policy.tiny(settings, vocab_size=size, pad_id=chat.pad_id, end_id=chat.end_id, seed=self.run_.seed_for("policy")), chat
 
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
@@ -241,7 +240,7 @@ class Pipeline:
         """Evaluate the policy in both modes on the held-out tasks, after `done` stages."""
         settings, limits = self.recipe.evaluation, self.recipe.environment
         sampling = SamplingLimits(limits.max_message_tokens, limits.max_tokens, settings.temperature)
-        result = {}
+        result: dict[str, Any] = {}
         for mode in MODES:
             result[mode], trajectories = evaluate(
                 self.source.heldout, settings.samples, self.engine, self.chat, lambda mode=mode: self.environment(mode), sampling,  # type: ignore[misc]
@@ -271,7 +270,8 @@ class Pipeline:
     def _check_manifest(self, resume: bool) -> None:
         """Write what the run is made of; when resuming, refuse to go on with anything else."""
         recipe_file, manifest_file = self.run_.folder / "recipe.json", self.run_.folder / "manifest.json"
-        recipe, manifest = self.recipe.model_dump(mode="json"), {"database": self.source.description, "profile": self.profile}
+        recipe: dict[str, Any] = self.recipe.model_dump(mode="json")
+        manifest: dict[str, Any] = {"database": self.source.description, "profile": self.profile}
         if resume:
             _refuse_changes(json.loads(recipe_file.read_text(encoding="utf-8")), recipe, str(recipe_file))
             before = json.loads(manifest_file.read_text(encoding="utf-8"))

@@ -41,18 +41,22 @@ class MadeTasks:
             max_tables=settings.max_tables, max_columns=settings.max_columns,
         )  # fmt: skip
         self.world = World(images={self.synthesizer.name: self.synthesizer.image}, backend=backend)
-        rng, self.heldout, self._taken = random.Random("held-out"), [], set()
-        for tries in range(100 * settings.heldout):
+        self.heldout: list[Task] = []
+        self._taken: set[tuple[str, tuple[str, ...]]] = set()
+        self._hold_out(settings, each)
+        self.description = self.synthesizer.describe()
+
+    def _hold_out(self, settings: TaskSettings, each: Callable[[int], None]) -> None:
+        rng, tries = random.Random("held-out"), 100 * settings.heldout
+        for _ in range(tries):
             each(len(self.heldout))
             task = self.synthesizer.task(rng)
             if self._key(task) not in self._taken:
                 self._taken.add(self._key(task))
                 self.heldout.append(task)
             if len(self.heldout) == settings.heldout:
-                break
-        else:
-            raise UserError(f"{settings.database}: only {len(self.heldout)} different tasks in {tries + 1} tries; set tasks.heldout lower")
-        self.description = self.synthesizer.describe()
+                return
+        raise UserError(f"{settings.database}: only {len(self.heldout)} different tasks in {tries} tries; set tasks.heldout lower")
 
     @staticmethod
     def _key(task: Task) -> tuple[str, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-_TYPES: dict[str, type] = {"string": str, "array": list, "object": dict, "boolean": bool}
+_TYPES: dict[str, type[Any]] = {"string": str, "object": dict, "boolean": bool}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Tool:
 
 
 def _matches(value: Any, schema: dict[str, Any]) -> bool:
-    if not isinstance(value, _TYPES[schema["type"]]):
-        return False
-    return schema["type"] != "array" or all(_matches(item, schema["items"]) for item in value)
+    if schema["type"] == "array":
+        return isinstance(value, list) and all(_matches(item, schema["items"]) for item in value)
+    return isinstance(value, _TYPES[schema["type"]])
 
 
 def _article(schema: dict[str, Any]) -> str:

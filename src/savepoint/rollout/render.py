@@ -98,10 +98,13 @@ class CompactChat:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._id = {marker: tokenizer.token_to_id(marker) for marker in _MARKERS}
-        if None in self._id.values():
+        ids = {marker: tokenizer.token_to_id(marker) for marker in _MARKERS}
+        self._id = {marker: i for marker, i in ids.items() if i is not None}
+        if len(self._id) < len(_MARKERS):
             raise UserError("the tokenizer lacks the markers of the compact chat")
-        self.pad_id, self.stop_ids = self._id["<pad>"], frozenset({self._id["<|end|>"]})
+        self.pad_id: int = self._id["<pad>"]
+        self.end_id: int = self._id["<|end|>"]
+        self.stop_ids = frozenset({self.end_id})
         self._argument = {"execute_sql": "sql", "submit_solution": "sql_list"}
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:

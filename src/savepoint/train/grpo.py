@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -88,7 +88,7 @@ class Grpo:
         for group in self.optimiser.param_groups:
             group["lr"] = lr
         tokens = sum(sum(t.mask) for t in learned)
-        totals: Counter[str] = Counter()
+        totals: dict[str, float] = defaultdict(float)
         for epoch in range(settings.epochs if learned else 0):
             for rows in by_length([len(t.ids) for t in learned], range(len(learned)), settings.tokens_per_microbatch):
                 loss, metrics = self._loss([learned[row] for row in rows], tokens, first=epoch == 0)
@@ -101,7 +101,7 @@ class Grpo:
             self.optimiser.zero_grad(set_to_none=True)
         if totals["logprob_gap"] > settings.max_logprob_gap:
             raise RuntimeError(f"engine and learner differ by {totals['logprob_gap']:.1e} in a token's log-prob: they hold different weights")
-        return {"lr": lr, "learned": len(learned), "grad_norm": 0.0, "logprob_gap": 0.0, **totals}
+        return {"lr": lr, "learned": len(learned), "loss": 0.0, "grad_norm": 0.0, "logprob_gap": 0.0, **totals}
 
     def _loss(self, chosen: Sequence[Trajectory], tokens: int, *, first: bool) -> tuple[Tensor, dict[str, float]]:
         """The loss of one micro-batch, normalised by the trained tokens of the whole step; its metrics, likewise shares of the whole."""
@@ -149,7 +149,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     """What a step's trajectories say: reward and success over valid ones, mixed groups, lengths, and counts of outcomes and statuses."""
     flat = [t for group in groups for t in group.trajectories]
     rewards = [t.reward for t in flat if t.valid and t.reward is not None]
-    mixed = [len(set(r for r in group.rewards if r is not None)) > 1 for group in groups]
+    mixed = [len({r for r in group.rewards if r is not None}) > 1 for group in groups]
     return {
         "reward_mean": fmean(rewards) if rewards else None, "success": fmean(r == 1.0 for r in rewards) if rewards else None,
         "mixed_groups": fmean(mixed), "turns_mean": fmean(t.assistant_turns for t in flat), "length_mean": fmean(len(t.ids) for t in flat),

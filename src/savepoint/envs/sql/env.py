@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,7 +104,7 @@ class SqlEnv(StatefulEnv):
         self._owns_world = world is None
         self.world = world or World(databases)
         self.grader = grader or Grader(self.world.backend)
-        self.action_space = spaces.Dict({"content": UnicodeText(1 << 20), "name": UnicodeText(256), "arguments": UnicodeText(1 << 20)})
+        self.action_space: spaces.Space[dict[str, str]] = spaces.Dict({"content": UnicodeText(1 << 20), "name": UnicodeText(256), "arguments": UnicodeText(1 << 20)})
         self.observation_space = UnicodeText(1 << 24)
         self._session: Session | None = None
         self._task: Task | None = None
@@ -281,10 +281,3 @@ def make_action(message: Message) -> dict[str, str]:
     call = message.tool_call
     return {"content": message.content, "name": call.name if call else "", "arguments": json.dumps(call.arguments) if call else ""}
 
-
-def with_mode(env: SqlEnv, mode: Mode) -> SqlEnv:
-    """Another environment over the same tasks and databases, in another mode."""
-    return SqlEnv(
-        list(env._tasks.values()), kind=env.kind, mode=mode, budget=replace(env.budget), observation=env.form, prompt=env.prompt,
-        quota=env.quota, count_tokens=env.count_tokens, world=env.world, grader=env.grader,
-    )  # fmt: skip
