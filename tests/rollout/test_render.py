@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tests_support import chatml_tokenizer
+from tokenizers import Tokenizer, models
 
 from savepoint.envs.messages import Message, ToolCall
 from savepoint.envs.sql.env import EXECUTE, SUBMIT
@@ -18,27 +18,12 @@ LOOK = Message("assistant", "look", ToolCall("execute_sql", {"sql": "SELECT * FR
 ANSWER = Message("tool", "0 rows: id, name, town")
 SUBMISSION = Message("assistant", "city is now town", ToolCall("submit_solution", {"sql_list": ["SELECT town FROM people"]}))
 CHAT = [*OPENING, LOOK, ANSWER, SUBMISSION]
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
 
 def compact() -> CompactChat:
     return CompactChat(train_tokenizer([m.content for m in CHAT] + ["execute_sql SELECT town FROM people"] * 9, 400))
 
 
-def template(chat_template: str | None = CHATML) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator([], trainers.BpeTrainer(special_tokens=["<|im_start|>", "<|im_end|>"], initial_alphabet=alphabet, show_progress=False))
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
-    fast.chat_template = chat_template
-    return fast
-
-
-@pytest.mark.parametrize("make", [compact, lambda: TemplateChat(template())], ids=["compact", "template"])
+@pytest.mark.parametrize("make", [compact, lambda: TemplateChat(chatml_tokenizer())], ids=["compact", "template"])
 def test_a_rollout_that_says_the_same_gives_the_same_tokens(make):
     chat = make()
     whole = render(chat, CHAT, [EXECUTE, SUBMIT])
@@ -48,14 +33,14 @@ def test_a_rollout_that_says_the_same_gives_the_same_tokens(make):
     assert grown == whole.ids and len(whole.spans) == len(CHAT)
 
 
-@pytest.mark.parametrize("make", [compact, lambda: TemplateChat(template())], ids=["compact", "template"])
+@pytest.mark.parametrize("make", [compact, lambda: TemplateChat(chatml_tokenizer())], ids=["compact", "template"])
 @pytest.mark.parametrize("message", [LOOK, SUBMISSION, Message("assistant", "no call")])
 def test_what_is_said_is_what_is_parsed(make, message: Message):
     assert make().parse(make().own(message)) == message
 
 
 def test_the_appended_tokens_of_a_template_are_what_the_template_itself_writes():
-    tokenizer = template()
+    tokenizer = chatml_tokenizer()
     chat = TemplateChat(tokenizer)
     said = chat.decode(chat.own(LOOK)).removesuffix("<|im_end|>")
     answer = {"role": "user", "content": "<tool_response>\nrows\n</tool_response>"}
@@ -84,7 +69,7 @@ def test_observations_never_become_markers(text: str):
 
 
 def test_broken_calls_are_parsed_as_calls_that_no_environment_knows():
-    chat = TemplateChat(template())
+    chat = TemplateChat(chatml_tokenizer())
     for text in ('<tool_call>{"name": "x"', '<tool_call>{"name": "x"}</tool_call>', "<tool_call>[]</tool_call>"):
         message = chat.parse(chat._encode(text))
         assert message.tool_call is not None and message.tool_call.name == "unreadable"
@@ -93,9 +78,9 @@ def test_broken_calls_are_parsed_as_calls_that_no_environment_knows():
 def test_templates_that_rewrite_history_are_refused():
     rewriting = "{% for m in messages %}{{ loop.length }}{{ m.content }}<|im_end|>\n{% endfor %}"
     with pytest.raises(UserError, match="append-only"):
-        TemplateChat(template(rewriting))
+        TemplateChat(chatml_tokenizer(rewriting))
     with pytest.raises(UserError, match="no chat template"):
-        TemplateChat(template(None))
+        TemplateChat(chatml_tokenizer(None))
     with pytest.raises(UserError, match="lacks the markers"):
         CompactChat(Tokenizer(models.BPE()))
 

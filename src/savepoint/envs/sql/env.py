@@ -104,7 +104,8 @@ class SqlEnv(StatefulEnv):
         self._owns_world = world is None
         self.world = world or World(databases)
         self.grader = grader or Grader(self.world.backend)
-        self.action_space: spaces.Space[dict[str, str]] = spaces.Dict({"content": UnicodeText(1 << 20), "name": UnicodeText(256), "arguments": UnicodeText(1 << 20)})
+        action = {"content": UnicodeText(1 << 20), "name": UnicodeText(256), "arguments": UnicodeText(1 << 20)}
+        self.action_space: spaces.Space[dict[str, str]] = spaces.Dict(action)
         self.observation_space = UnicodeText(1 << 24)
         self._session: Session | None = None
         self._task: Task | None = None
