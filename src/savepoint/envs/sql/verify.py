@@ -1,0 +1,126 @@
+"""Verification by execution: a task is kept when its gold gives a definite, non-empty answer and its buggy SQL does not give that answer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from savepoint.envs.sql.compare import difference
+from savepoint.envs.sql.query import Query
+from savepoint.envs.sql.schema import QueryFailed, SqlValue
+from savepoint.state import BaseImage, Quota, Session, SetupError, SqliteBackend
+
+Rows = tuple[tuple[SqlValue, ...], ...]
+
+MAX_ROWS = 1000
+DEADLINE_S = 2.0
+_CACHED_ROWS = 200_000
+_CACHED_ANSWERS = 50_000
+_OPEN_SESSIONS = 64
+_LEASE_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one statement gave: rows, or how it failed (`sql_error` is the SQL's own fault; other statuses are ours or the limits')."""
+
+    status: str
+    rows: Rows = ()
+    error: str = ""
+
+
+class Images:
+    """Runs read-only SQL on a base image and on images derived from it. Answers are cached by (image digest, exact SQL)."""
+
+    def __init__(self, backend: SqliteBackend, base: BaseImage, owner: str) -> None:
+        self.backend, self.base, self.owner = backend, base, owner
+        self._derived: dict[str, BaseImage | None] = {}
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, str], Answer] = OrderedDict()
+        self._rows = 0
+
+    def derived(self, setup: str) -> BaseImage | None:
+        """The image after a set-up statement, made when it is first asked for; None where the statement fails on this database."""
+        if setup not in self._derived:
+            try:
+                self._derived[setup] = self.backend.derive(self.base, [setup])
+            except SetupError:
+                self._derived[setup] = None
+        return self._derived[setup]
+
+    def answer(self, image: BaseImage, sql: str) -> Answer:
+        """What the statement gives on the image. A failure of our own infrastructure raises, and is never an answer."""
+        key = (image.digest, sql)
+        found = self._answers.get(key)
+        if found is not None:
+            self._answers.move_to_end(key)
+            return found
+        result = self._session(image).execute(sql, deadline_s=DEADLINE_S, max_rows=MAX_ROWS, readonly=True)
+        if result.status == "infra":
+            raise RuntimeError(f"{self.owner}: {result.error}")
+        status = "too_big" if result.status == "ok" and result.truncated else result.status
+        found = Answer(status, result.rows if status == "ok" else (), result.error or "")
+        self._keep(key, found)
+        return found
+
+    def rows(self, sql: str) -> Rows:
+        """All rows of a query of our own on the base image. Raises QueryFailed."""
+        result = self._session(self.base).execute(sql, deadline_s=60.0, max_rows=1_000_000, max_bytes=1 << 30, readonly=True)
+        if result.status != "ok" or result.truncated:
+            raise QueryFailed(result.error or result.status)
+        return result.rows
+
+    def close(self) -> None:
+        """Give back the leased sessions."""
+        while self._sessions:
+            self._sessions.popitem()[1].close()
+
+    def _session(self, image: BaseImage) -> Session:
+        session = self._sessions.get(image.digest)
+        if session is None:
+            session = self.backend.lease(image, owner=self.owner, quota=Quota(length=64 << 20), ttl_s=_LEASE_S)
+            self._sessions[image.digest] = session
+            if len(self._sessions) > _OPEN_SESSIONS:
+                self._sessions.popitem(last=False)[1].close()
+        else:
+            self._sessions.move_to_end(image.digest)
+        return session
+
+    def _keep(self, key: tuple[str, str], answer: Answer) -> None:
+        self._answers[key] = answer
+        self._rows += len(answer.rows)
+        while self._rows > _CACHED_ROWS or len(self._answers) > _CACHED_ANSWERS:
+            self._rows -= len(self._answers.popitem(last=False)[1].rows)
+
+
+def doubt(images: Images, image: BaseImage, gold: Query, issue_sql: str | None, *, must_fail: bool = False) -> str | None:
+    """Why a task must not be kept, in a few words; None when it may be.
+
+    gold: the right query in the names of `image`. issue_sql: the buggy statement, None for a generation task. must_fail: it must end in an error (an old name
+    after a migration), not merely give another answer.
+    """
+    right = images.answer(image, gold.sql())
+    if right.status != "ok":
+        return "gold too big" if right.status in ("too_big", "timeout") else "gold fails"
+    if not right.rows or (gold.aggregate and not gold.group and right.rows[0][-1] is None):
+        return "gold empty"
+    if gold.limit is not None and _ambiguous(images, image, gold):
+        return "gold cuts a tie"
+    if issue_sql is None:
+        return None
+    wrong = images.answer(image, issue_sql)
+    if wrong.status == "sql_error":
+        return None
+    if wrong.status != "ok":
+        return "issue too big"
+    if must_fail or difference(wrong.rows, right.rows, ordered=gold.order is not None) is None:
+        return "issue does not fail"
+    return None
+
+
+def _ambiguous(images: Images, image: BaseImage, gold: Query) -> bool:
+    """Whether an ordered, limited query leaves open which rows it gives, or in which order: equal keys, up to the first row cut off, or NULL keys."""
+    assert gold.limit is not None and gold.order is not None
+    rows = images.answer(image, replace(gold, limit=gold.limit + 1).sql()).rows
+    keys = [row[gold.select.index(gold.order[0])] for row in rows]
+    return None in keys or len(set(keys)) < len(keys)
