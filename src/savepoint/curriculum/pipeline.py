@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from savepoint.curriculum.demonstrations import demonstrate, demonstrations
 from savepoint.curriculum.plan import GrpoStage, Mode, Recipe, SftStage
@@ -39,6 +41,7 @@ def run_recipe(recipe: Recipe, profile: str | None, folder: Path, *, resume: boo
     Raises Interrupted when a person stops it (what was done is saved), UserError for input that cannot be used.
     """
     torch.set_num_threads(recipe.threads)
+    disable_progress_bar()  # of transformers: saving a model would write over our own display
     _prepare(folder, resume)
     run = Run(folder, recipe.seed, progress, tensorboard=recipe.tensorboard)
     try:
@@ -122,10 +125,13 @@ class Pipeline:
 
     def _imitation(self, stage: SftStage, index: int) -> tuple[int, Callable[[int], dict[str, Any]], Callable[[], dict[str, Any]]]:
         """An SFT stage: how many steps, what one does, and its optimisers' state."""
+        started, graded = time.perf_counter(), self.grader.seconds
         with self.ledger.clock(index):
             rng = self.run_.rng("stage", index, "demonstrations")
             made = self._demonstrations(stage.demonstrations, stage.mode, rng)
             made += self._demonstrations(stage.single_turn_demonstrations, "single_turn", rng)
+        grade = self.grader.seconds - graded
+        self.ledger.spend(index, {"environment": time.perf_counter() - started - grade, "grade": grade})
         sft = Sft(self.policy, made, stage, self.run_.rng("stage", index, "order"), self.chat.pad_id)
         if self.ledger.step:
             sft.load_state(self.tensors["optimiser"])

@@ -56,10 +56,15 @@ class Ledger:
         account["steps"] += 1
         for name in ("episodes", "tokens"):
             account[name] += record[name]
-        for part, seconds in record["seconds"].items():
-            account["time"][part] += seconds
-        account["time"]["other"] = max(0.0, account["seconds"] - sum(account["time"][part] for part in _PARTS))
+        self.spend(index, record["seconds"])
         account["outcomes"] = dict(Counter(account["outcomes"]) + Counter(record.get("outcomes", {})))
+
+    def spend(self, index: int, seconds: dict[str, float]) -> None:
+        """Charge parts of a stage's time to what they were spent on; what is left of it is `other`."""
+        account = self.stages[index]
+        for part, spent in seconds.items():
+            account["time"][part] += spent
+        account["time"]["other"] = max(0.0, account["seconds"] - sum(account["time"][part] for part in _PARTS))
 
     def settle(self) -> None:
         """Bring the totals up to this moment."""
