@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -11,21 +12,24 @@ from savepoint.envs.sql.query import AGGREGATES, Condition, Join, Operator, Quer
 from savepoint.envs.sql.schema import Column
 
 
+_TOLD = ("number", "date", "name", "word")
+
+
 def _choose(tables: Sequence[PartTable], rng: Random) -> PartTable | None:
     return tables[rng.randrange(len(tables))] if tables else None
 
 
-def _one(columns: Sequence[Column], rng: Random, *avoid: Column) -> Column:
-    """One of the columns, none of `avoid` where there is a choice."""
-    free = [column for column in columns if column not in avoid] or columns
+def _one(columns: Sequence[Column], rng: Random, avoid: str | None = None) -> Column:
+    """One of the columns, not the one called `avoid` where there is a choice."""
+    free = [column for column in columns if column.name != avoid] or columns
     return free[rng.randrange(len(free))]
 
 
-def _where(table: PartTable, rng: Random, *, always: bool = False, avoid: frozenset[str] = frozenset()) -> tuple[Condition | None, Column | None]:
+def _where(table: PartTable, rng: Random, *, always: bool = False, avoid: Container[str] = ()) -> Condition | None:
     """A condition on a column of the table, in two queries of three unless `always`; words are asked about in two conditions of five."""
     columns = [column for column in table.columns if column.conditions and column.name not in avoid]
     if not columns or not (always or rng.random() < 2 / 3):
-        return None, None
+        return None
     words = [column for column in columns if column.role == "word"]
     other = [column for column in columns if column.role != "word"]
     column = _one(words if words and (not other or rng.random() < 0.4) else other, rng)
@@ -35,7 +39,7 @@ def _where(table: PartTable, rng: Random, *, always: bool = False, avoid: frozen
         operator = rng.choice([">", "<", "="] if column.exact else [">", "<"])
     elif column.role == "date":
         operator = rng.choice(["<", ">="])
-    return Condition(Ref.of(column), operator, value, column.role == "date"), column
+    return Condition(Ref.of(column), operator, value, column.role == "date")
 
 
 def _aggregate(column: Column, rng: Random) -> tuple[str, Ref]:
@@ -46,8 +50,8 @@ def _list(part: Part, rng: Random) -> Query | None:
     table = _choose([t for t in part.tables if any(c.conditions for c in t.columns)], rng)
     if table is None:
         return None
-    where, used = _where(table, rng, always=True)
-    wanted = _one(table.columns, rng, *([used] if used else []))
+    where = _where(table, rng, always=True)
+    wanted = _one(table.columns, rng, avoid=where.ref.column if where else None)
     return Query("list", table.name, (Ref.of(wanted),), where=where)
 
 
@@ -56,7 +60,7 @@ def _distinct(part: Part, rng: Random) -> Query | None:
     if table is None:
         return None
     wanted = _one([c for c in table.columns if c.groups], rng)
-    where, _ = _where(table, rng, avoid=frozenset([wanted.name]))
+    where = _where(table, rng, avoid=(wanted.name,))
     return Query("distinct", table.name, (Ref.of(wanted),), where=where, distinct=True)
 
 
@@ -66,7 +70,7 @@ def _count(part: Part, rng: Random) -> Query | None:
         return None
     groups = [c for c in table.columns if c.groups]
     group = _one(groups, rng) if groups and rng.random() < 0.5 else None
-    where, _ = _where(table, rng, always=group is None, avoid=frozenset([group.name] if group else []))
+    where = _where(table, rng, always=group is None, avoid=(group.name,) if group else ())
     key = Ref.of(group) if group else None
     return Query("count", table.name, (key,) if key else (), ("COUNT", None), where, key)
 
@@ -76,7 +80,7 @@ def _aggregated(part: Part, rng: Random) -> Query | None:
     if table is None:
         return None
     column = _one(table.numbers, rng)
-    where, _ = _where(table, rng, avoid=frozenset([column.name]))
+    where = _where(table, rng, avoid=(column.name,))
     return Query("aggregate", table.name, (), _aggregate(column, rng), where)
 
 
@@ -86,7 +90,7 @@ def _grouped(part: Part, rng: Random) -> Query | None:
         return None
     group = _one([g for g in table.columns if g.groups and any(n != g for n in table.numbers)], rng)
     column = _one([n for n in table.numbers if n != group], rng)
-    where, _ = _where(table, rng, avoid=frozenset([group.name]))
+    where = _where(table, rng, avoid=(group.name,))
     return Query("group", table.name, (Ref.of(group),), _aggregate(column, rng), where, Ref.of(group))
 
 
@@ -97,21 +101,22 @@ def _top(part: Part, rng: Random) -> Query | None:
         return None
     order = _one([c for c in table.numbers if c.distinct >= 0.2], rng)
     wanted = _one([c for c in table.columns if c != order], rng)
-    where, _ = _where(table, rng, avoid=frozenset([order.name]))
+    where = _where(table, rng, avoid=(order.name,))
     return Query("top", table.name, (Ref.of(wanted), Ref.of(order)), None, where, None, (Ref.of(order), rng.random() < 0.5), rng.randint(1, 5))
 
 
 def _joined(part: Part, rng: Random) -> tuple[PartTable, PartTable, Join, Condition | None] | None:
-    """A reference to join along, and a condition on the referring table whose column has no namesake in the other."""
+    """A reference to join along, the only one between its tables, and a condition on the referring table whose column has no namesake in the other."""
+    between = Counter((r.table, r.to_table) for r in part.references)
     able = [
         r for r in part.references
-        if any(c.role in ("number", "date", "name", "word") for c in part.table(r.table).columns) and part.table(r.to_table).having("word", "name")
+        if between[r.table, r.to_table] == 1 and part.table(r.table).having(*_TOLD) and part.table(r.to_table).having("word", "name")
     ]  # fmt: skip
     if not able:
         return None
     reference = able[rng.randrange(len(able))]
     own, other = part.table(reference.table), part.table(reference.to_table)
-    where, _ = _where(own, rng, always=own.rows > 1000, avoid=frozenset(column.name for column in other.columns))
+    where = _where(own, rng, always=own.rows > 1000, avoid=other.all_columns)
     return own, other, Join(Ref(reference.table, reference.column), Ref(reference.to_table, reference.to_column)), where
 
 
@@ -120,7 +125,7 @@ def _join_list(part: Part, rng: Random) -> Query | None:
     if joined is None:
         return None
     own, other, join, where = joined
-    mine = _one(own.having("number", "date", "name", "word"), rng)
+    mine = _one(own.having(*_TOLD), rng)
     return Query("join_list", own.name, (Ref.of(_one(other.having("word", "name"), rng)), Ref.of(mine)), where=where, join=join)
 
 

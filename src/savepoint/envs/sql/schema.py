@@ -274,7 +274,8 @@ def _figures(numbers: list[int | float]) -> tuple[int | float, ...]:
     step = (1 if unit <= 1 else 2 if unit <= 2 else 5 if unit <= 5 else 10) * 10.0**power
     whole = all(isinstance(number, int) for number in numbers)
     rounded = {round(round(q / step) * step, max(0, -power)) for q in quantiles}
-    return tuple(sorted({int(value) if whole or value == int(value) else value for value in rounded}))
+    within = [value for value in rounded if numbers[0] <= value <= numbers[-1]]
+    return tuple(sorted({int(value) if whole or value == int(value) else value for value in within}))
 
 
 def _days(texts: list[str]) -> tuple[str, ...]:

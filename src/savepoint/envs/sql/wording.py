@@ -44,8 +44,9 @@ def question(query: Query, wording: Wording = "brief") -> str:
     function, measured = query.aggregate or ("", None)
     text = templates["count_by" if query.form == "count" and query.group else query.form].format(
         first=columns[0], second=columns[1], table=query.table, other=query.select[0].table if query.select else "",
-        function=AGGREGATES.get(function, ""), measured=say(measured.column) if measured else "", limit=query.limit if wording == "brief" else _rows(query.limit),
-        extreme="largest" if query.order and query.order[1] else "smallest", ordered=say(query.order[0].column) if query.order else "",
+        function=AGGREGATES.get(function, ""), measured=say(measured.column) if measured else "",
+        limit=query.limit if wording == "brief" else _rows(query.limit), extreme="largest" if query.order and query.order[1] else "smallest",
+        ordered=say(query.order[0].column) if query.order else "",
     )  # fmt: skip
     if query.where is None:
         return text

@@ -1,0 +1,32 @@
+"""Scripts cut into statements where SQLite itself cuts them."""
+
+from __future__ import annotations
+
+import re
+
+import apsw
+
+# What a semicolon can hide in. An unterminated string or comment runs to the end, as in SQLite's tokenizer.
+_TOKEN = re.compile(r"'(?:[^']|'')*(?:'|\Z)|\"(?:[^\"]|\"\")*(?:\"|\Z)|`(?:[^`]|``)*(?:`|\Z)|\[[^\]]*(?:\]|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z)|;", re.DOTALL)
+_NOTHING = re.compile(r"(?:[\s;\ufeff]|--[^\n]*|/\*.*?(?:\*/|\Z))*", re.DOTALL)
+
+
+def split_statements(sql: str) -> list[str]:
+    """The statements of a script, each with its own text (comments before it and the `;` included), without surrounding blanks.
+
+    Pieces of nothing but blanks, semicolons and comments are left out. The bodies of triggers stay whole (`sqlite3_complete` decides).
+    """
+    statements, start = [], 0
+    for token in _TOKEN.finditer(sql):
+        if token.group() == ";" and _ends_statement(sql[start : token.end()]):
+            statements.append(sql[start : token.end()])
+            start = token.end()
+    statements.append(sql[start:])
+    return [text.strip() for text in statements if not _NOTHING.fullmatch(text)]
+
+
+def _ends_statement(text: str) -> bool:
+    try:
+        return apsw.complete(text)
+    except (ValueError, UnicodeEncodeError):  # a NUL or a lone surrogate: SQLite will refuse the statement, wherever it ends
+        return True
