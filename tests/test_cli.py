@@ -39,9 +39,8 @@ def bad_databases(folder: Path) -> dict[str, Path]:
     """Files that are no usable database, by what is wrong with them."""
     databases.build("shop", folder / "good.sqlite")
     good = (folder / "good.sqlite").read_bytes()
-    contents = {
-        "empty": b"", "truncated": good[: len(good) // 2], "not a database": b"hello " * 1000, "corrupt": good[:8192] + os.urandom(65536) + good[8192 + 65536 :],
-    }  # fmt: skip
+    corrupt = good[:8192] + os.urandom(65536) + good[8192 + 65536 :]
+    contents = {"empty": b"", "truncated": good[: len(good) // 2], "not a database": b"hello " * 1000, "corrupt": corrupt}
     paths = {"missing": folder / "missing.sqlite", "a folder": folder}
     for name, content in contents.items():
         paths[name] = folder / f"{name.replace(' ', '-')}.sqlite"
@@ -83,7 +82,9 @@ def test_a_file_that_is_no_usable_database_is_one_line(what: str, tmp_path: Path
         (["shell", "nowhere.sqlite"], "nowhere.sqlite"),
     ],
 )
-def test_bad_usage_is_one_line_and_status_2(arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_bad_usage_is_one_line_and_status_2(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     out, err = capsys.readouterr()
@@ -148,7 +149,8 @@ def test_the_smoke_run_ends_with_a_report_and_its_policy_can_be_evaluated(shop: 
     assert len(summary["stages"]) == 4 and summary["seconds"] < 90 * 4  # 90 s on an idle machine; tests share theirs
     made = savepoint("synth", shop, "-n", 12, "--out", tmp_path / "t.jsonl", "--wording", "brief", "--forms", "list,top")
     assert made.returncode == 0, made.stderr
-    evaluated = savepoint("eval", tmp_path / "run" / "checkpoints" / "stage4", "--tasks", tmp_path / "t.jsonl", "--databases", shop.parent, "--samples", 2, "--json")
+    policy = tmp_path / "run" / "checkpoints" / "stage4"
+    evaluated = savepoint("eval", policy, "--tasks", tmp_path / "t.jsonl", "--databases", shop.parent, "--samples", 2, "--json")
     assert evaluated.returncode == 0, evaluated.stderr
     result = json.loads(evaluated.stdout)
     assert result["n"] == 24 and set(result["pass_at"]) == {"1", "2"} and 0 <= result["success"] <= 1

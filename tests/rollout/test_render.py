@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests_support import chatml_tokenizer
 from tokenizers import Tokenizer, models
 
 from savepoint.envs.messages import Message, ToolCall
 from savepoint.envs.sql.env import EXECUTE, SUBMIT
 from savepoint.errors import UserError
 from savepoint.rollout.render import CompactChat, Part, TemplateChat, render, train_tokenizer
+from tests_support import chatml_tokenizer
 
 OPENING = [Message("system", "tools"), Message("user", "list city\nsql: SELECT cty FROM people\nresult: error", quoted=(15, 37))]
 LOOK = Message("assistant", "look", ToolCall("execute_sql", {"sql": "SELECT * FROM people LIMIT 0"}))

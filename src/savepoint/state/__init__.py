@@ -3,11 +3,11 @@
 from savepoint.state.errors import SetupError, StateError
 from savepoint.state.image import BaseImage
 from savepoint.state.session import ExecResult, Quota, ResetProof, SessionStats, Snapshot
-from savepoint.state.sqlite.backend import SqliteBackend, open_backend
+from savepoint.state.sqlite.backend import SqliteBackend, doctor, open_backend
 from savepoint.state.sqlite.session import Session
 from savepoint.state.sqlite.split import split_statements
 
 __all__ = [
     "BaseImage", "ExecResult", "Quota", "ResetProof", "Session", "SessionStats", "SetupError", "Snapshot", "SqliteBackend", "StateError",
-    "open_backend", "split_statements",
+    "doctor", "open_backend", "split_statements",
 ]  # fmt: skip

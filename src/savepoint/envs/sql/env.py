@@ -70,7 +70,7 @@ class SqlEnv(StatefulEnv):
     Example:
         env = gymnasium.make("savepoint/SqlDebug-v0", tasks="tasks.jsonl", databases="db/")
         prompt, info = env.reset(seed=0, options={"task": "shop-17"})
-        action = {"content": "", "name": "submit_solution", "arguments": json.dumps({"sql_list": ["SELECT 1"]})}
+        action: dict[str, spaces.Space[Any]] = {"content": "", "name": "submit_solution", "arguments": json.dumps({"sql_list": ["SELECT 1"]})}
         text, reward, terminated, truncated, info = env.step(action)
 
     `info` holds `task`, `category`, `messages` (the whole chat, at reset), `tools`, `turns`, and after the last step `reason` and `outcome`. Where our own
@@ -104,8 +104,8 @@ class SqlEnv(StatefulEnv):
         self._owns_world = world is None
         self.world = world or World(databases)
         self.grader = grader or Grader(self.world.backend)
-        action = {"content": UnicodeText(1 << 20), "name": UnicodeText(256), "arguments": UnicodeText(1 << 20)}
-        self.action_space: spaces.Space[dict[str, str]] = spaces.Dict(action)
+        action: dict[str, spaces.Space[Any]] = {"content": UnicodeText(1 << 20), "name": UnicodeText(256), "arguments": UnicodeText(1 << 20)}
+        self.action_space = spaces.Dict(action)  # type: ignore[assignment]
         self.observation_space = UnicodeText(1 << 24)
         self._session: Session | None = None
         self._task: Task | None = None

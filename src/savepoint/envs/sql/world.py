@@ -70,7 +70,7 @@ class World:
         if base.digest not in self._schemas:
             with self.backend.lease(base, owner="schema") as session:
                 result = session.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid")
-            self._schemas[base.digest] = "\n".join(f"{sql};" for (sql,) in result.rows)
+            self._schemas[base.digest] = "\n".join(f"{row[0]!s};" for row in result.rows)
         return self._schemas[base.digest]
 
     def close(self) -> None:

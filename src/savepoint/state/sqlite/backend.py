@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ import apsw
 from savepoint.state.errors import SetupError, StateError
 from savepoint.state.image import BaseImage, default_store, import_file
 from savepoint.state.session import Quota
-from savepoint.state.sqlite import vfs
+from savepoint.state.sqlite import build, vfs
 from savepoint.state.sqlite.session import Session
 from savepoint.state.sqlite.split import split_statements
 
@@ -87,3 +89,18 @@ def open_backend(kind: str = "sqlite", *, store: str | Path | None = None, worke
     if workers:
         raise StateError("workers: sessions are in-process for now; workers must be 0")
     return SqliteBackend(store)
+
+
+def doctor(store: str | Path | None = None) -> list[tuple[str, bool, str]]:
+    """(what, whether it works, detail) of everything that the state layer needs."""
+    folder = Path(store) if store is not None else default_store()
+    status, command, header = vfs.status(), build.compiler(), build.has_header()
+    where = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(where).free
+    return [
+        ("apsw", True, f"{apsw.apsw_version()}, SQLite {apsw.sqlite_lib_version()}"),
+        ("compiler", command is not None, " ".join(command) if command else "none on PATH (cc, gcc, clang or $CC)"),
+        ("sqlite3ext.h", bool(header), "found" if header else "not found: install SQLite's headers (libsqlite3-dev)"),
+        ("vfs", status["vfs"] is not None, f"{status['vfs'] or 'none'}: {status['why']}"),
+        ("store", os.access(where, os.W_OK), f"{folder}, {free / 2**30:.1f} GiB free"),
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from savepoint.state.errors import StateError
 from savepoint.state.image import BaseImage
 from savepoint.state.session import ExecResult, ExecStatus, Quota, ResetProof, SessionStats, Snapshot, SqlValue
 from savepoint.state.sqlite.pages import HOST_FULL, PAGE_QUOTA, TEMP_QUOTA
-from savepoint.state.sqlite.policy import Policy, extended, harden, words
+from savepoint.state.sqlite.policy import Policy, harden, words
 from savepoint.state.sqlite.split import split_statements
 from savepoint.state.watchdog import watchdog
 
@@ -153,10 +152,7 @@ class Session:
         flags = apsw.SQLITE_OPEN_READWRITE  # no SQLITE_OPEN_URI: a file name can then name no other VFS
         self._connection = apsw.Connection("session", vfs=self._volume.name, flags=flags, statementcachesize=0)
         self._policy = Policy()
-        harden(self._connection, self.quota, self._policy, self.image_columns())
-
-    def image_columns(self) -> int:
-        return 0
+        harden(self._connection, self.quota, self._policy, 0)
 
     def _settled(self, what: str) -> None:
         if self._live().in_transaction:
