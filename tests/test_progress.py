@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -121,7 +122,20 @@ def test_a_resumed_stage_is_timed_by_its_own_steps_only(now):
     stream = io.StringIO()
     resumed = Progress("run", [("a", 100, 100.0)], stream=stream, now=now)
     resumed.stage(1, "a", 100, "sft", done=90)
+    for step in range(91, 101):
+        resumed.step(step)
     assert "goes on after step 90 of 100" in stream.getvalue()
+    assert "done, 10 steps in 0:00" in stream.getvalue()
+
+
+def test_time_between_stages_is_expected_again_after_each_that_is_left(now):
+    progress = Progress("run", [("a", 1, 10.0), ("b", 1, 10.0), ("c", 1, 10.0)], quiet=True, now=now)
+    for index, name in ((1, "a"), (2, "b")):
+        now.time += 100 if index == 1 else 7  # what a run prepares once, then an evaluation
+        progress.stage(index, name, 1, "sft")
+        now.time += 10
+        progress.step(1)
+    assert progress.left == pytest.approx(10 + 2 * 7)
 
 
 def test_quiet_writes_nothing(now):
@@ -185,6 +199,20 @@ def test_the_stage_table_shows_change_and_unknowns():
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599.7, "1:00:00"), (3723, "1:02:03")])
 def test_clock_reads_as_people_write_it(seconds, text):
     assert clock(seconds) == text
+
+
+def test_the_cursor_comes_back_even_where_a_second_ctrl_c_strikes_inside_the_display(monkeypatch, now):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("rich.live.Live.stop", Mock(side_effect=KeyboardInterrupt))
+    progress = Progress("run", PLAN, stream=stream, now=now)
+    with pytest.raises(KeyboardInterrupt):
+        progress.__exit__(None, None, None)
+    assert stream.getvalue().endswith("\x1b[?25h")
 
 
 PROGRAM = """

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import base64
+import errno
 import gzip
 import io
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest.mock import Mock
 
 import fake_run
 import pytest
 from rich.console import Console
 
 from savepoint.errors import UserError
+from savepoint.evals import charts
 from savepoint.evals.charts import figures, plotly_source
 from savepoint.evals.report import render_table, write_report
 from savepoint.evals.run_record import load_run
@@ -74,10 +78,12 @@ def test_the_report_is_one_small_file_that_needs_no_network(finished):
     assert "@import" not in path.read_text() and "url(" not in path.read_text()
 
 
-def test_the_charting_library_comes_out_whole_and_is_the_same_every_time(finished):
+def test_the_charting_library_comes_out_whole_and_is_the_same_every_time(finished, monkeypatch):
     page = page_of(finished)
     packed = next(script for script, attrs in zip(page.scripts, (a for t, a in page.tags if t == "script"), strict=True) if attrs.get("id") == "plotly")
     assert gzip.decompress(base64.b64decode(packed)).decode().startswith("/**\n* plotly.js v")
+    assert packed.strip() == plotly_source()
+    monkeypatch.setattr("time.time", lambda: 1.0)
     assert packed.strip() == plotly_source()
 
 
@@ -163,6 +169,13 @@ def test_data_of_databases_and_models_cannot_become_markup(finished):
     json.loads(page.scripts[0])
 
 
+def test_what_charts_show_cannot_end_its_script(finished, monkeypatch):
+    monkeypatch.setattr(charts, "figures", lambda run: {"success": {"data": [{"name": HOSTILE}]}})
+    page = page_of(finished)
+    assert len(page.scripts) == 3
+    assert json.loads(page.scripts[0])["success"]["data"][0]["name"] == HOSTILE
+
+
 @pytest.mark.parametrize("done", [0, 1, 2, 3])
 def test_an_interrupted_run_is_reported_as_far_as_it_came(tmp_path, done):
     words = page_of(fake_run.write_run(tmp_path / "run", done=done, tasks=8)).words
@@ -221,6 +234,24 @@ def test_a_report_that_cannot_be_made_leaves_the_one_before(finished):
         write_report(finished)
     assert path.read_bytes() == kept
     assert [p.name for p in finished.iterdir() if "report" in p.name] == ["report.html"]
+
+
+def test_a_disk_that_is_full_is_one_clear_line_and_leaves_the_report_before(finished, monkeypatch):
+    path = write_report(finished)
+    kept = path.read_bytes()
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(UserError, match=r"report\.html: cannot be written: No space left on device"):
+        write_report(finished)
+    assert path.read_bytes() == kept
+    assert not list(finished.glob(".report*"))
+
+
+def test_a_report_that_is_open_is_replaced_not_rewritten(finished):
+    path = write_report(finished)
+    with path.open("rb") as reader:
+        write_report(finished)
+        assert reader.read().rstrip().endswith(b"</html>")
+        assert os.fstat(reader.fileno()).st_ino != path.stat().st_ino
 
 
 def test_intervals_in_the_chart_are_each_evaluations_own(finished):

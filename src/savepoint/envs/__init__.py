@@ -1,11 +1,8 @@
-"""Gymnasium environments over live state. `register_envs` is the plug-in that `gymnasium.make("savepoint/…")` finds by itself."""
+"""Gymnasium environments over live state. Importing this makes them known to `gymnasium.make`, as Gymnasium's convention is."""
 
 from __future__ import annotations
 
+import gymnasium
 
-def register_envs() -> None:
-    """Make the environments known to `gymnasium.make`. Installed as an entry point of the group `gymnasium.envs`."""
-    import gymnasium
-
-    for name, kind in (("SqlDebug", "debugging"), ("SqlGenerate", "generation")):
-        gymnasium.register(f"savepoint/{name}-v0", entry_point="savepoint.envs.sql.env:SqlEnv", kwargs={"kind": kind}, disable_env_checker=True)
+for _name, _kind in (("SqlDebug", "debugging"), ("SqlGenerate", "generation")):
+    gymnasium.register(f"savepoint/{_name}-v0", entry_point="savepoint.envs.sql.env:SqlEnv", kwargs={"kind": _kind}, disable_env_checker=True)

@@ -70,7 +70,8 @@ def _content(run: RunRecord) -> dict[str, Any]:
     before, final = run.before, run.final
     first, last = (records.get(e.done, []) if e else [] for e in (before, final))
     return {
-        "recipe": run.summary.get("recipe") or run.folder.name, "seed": run.summary.get("seed", "–"), "version": run.summary.get("savepoint", ""),
+        "recipe": run.summary.get("recipe") or run.folder.name, "where": dict(facts).get("name", ""),
+        "seed": run.summary.get("seed", "–"), "version": run.summary.get("savepoint", ""),
         "notices": words.notices(run), "lede": words.lede(run), "cards": words.cards(run), "targets": sections.targets(run), "totals": sections.totals(run),
         "evaluations": sections.evaluations(run), "gain": words.gain_parts(run, counted), "behaviour": sections.behaviour(run, counted),
         "categories": sections.categories(run), "pairs": pairs(first, last), "before": before, "final": final, "curves": sections.curves(run),

@@ -11,7 +11,6 @@ from savepoint.envs.sql.part import Part, PartTable
 from savepoint.envs.sql.query import AGGREGATES, Condition, Join, Operator, Query, Ref
 from savepoint.envs.sql.schema import Column
 
-
 _TOLD = ("number", "date", "name", "word")
 
 

@@ -5,8 +5,6 @@ The decision is made on what SQLite parsed, never on words of the text, and each
 
 from __future__ import annotations
 
-from typing import Any
-
 import apsw
 
 from savepoint.state.session import Quota
@@ -18,11 +16,12 @@ LOOKUPS = frozenset(
 )
 # Values to read and not to set: they belong to the file, the cache or the process.
 READABLE = frozenset("schema_version page_size page_count cache_size encoding auto_vacuum freelist_count data_version".split())
-# Settings of the session's own connection or database: gone with the delta.
-SETTABLE = frozenset(
-    "foreign_keys defer_foreign_keys recursive_triggers case_sensitive_like reverse_unordered_selects user_version application_id "
-    "analysis_limit ignore_check_constraints".split()
+# Settings of the connection: a fork takes them along.
+CONNECTION_SETTINGS = frozenset(
+    "foreign_keys recursive_triggers case_sensitive_like reverse_unordered_selects analysis_limit ignore_check_constraints".split()
 )
+# What may be set: the connection's settings, what ends with the transaction, and values in the session's own database.
+SETTABLE = CONNECTION_SETTINGS | frozenset("defer_foreign_keys user_version application_id".split())
 # Commands that write, with and without an argument.
 WRITING = frozenset("optimize incremental_vacuum".split())
 
@@ -40,13 +39,16 @@ class Policy:
         self.readonly = False
         self.denied: str | None = None
         self.transaction: str | None = None
-        self.savepoints = 0
+        self.savepoints = 0  # opened since the transaction began; whoever ends a call outside of one sets it back
+        self.creates_tables = False
+        self.settings: dict[str, str] = {}
         self._checks = {
             apsw.SQLITE_PRAGMA: self._pragma,
             apsw.SQLITE_ATTACH: self._attach,
             apsw.SQLITE_FUNCTION: self._function,
             apsw.SQLITE_TRANSACTION: self._transaction,
             apsw.SQLITE_SAVEPOINT: self._savepoint,
+            apsw.SQLITE_CREATE_TABLE: self._create_table,
         }
 
     def begin(self, readonly: bool) -> None:
@@ -66,6 +68,8 @@ class Policy:
         if pragma in LOOKUPS or (pragma in READABLE and argument is None):
             return None
         if pragma in SETTABLE and not (self.readonly and argument is not None):
+            if argument is not None and pragma in CONNECTION_SETTINGS:
+                self.settings[pragma] = argument
             return None
         if pragma in WRITING and not self.readonly:
             return None
@@ -85,6 +89,10 @@ class Policy:
     def _savepoint(self, operation: str | None, _: str | None) -> str | None:
         self.savepoints += operation == "BEGIN"
         return f"more than {MAX_SAVEPOINTS} savepoints in a transaction" if self.savepoints > MAX_SAVEPOINTS else None
+
+    def _create_table(self, _: str | None, __: str | None) -> str | None:
+        self.creates_tables = True
+        return None
 
 
 def harden(connection: apsw.Connection, quota: Quota, policy: Policy, columns: int) -> None:
@@ -111,14 +119,3 @@ def harden(connection: apsw.Connection, quota: Quota, policy: Policy, columns: i
         connection.config(option, value)
     connection.authorizer = policy.authorize
 
-
-def words(error: BaseException, policy: Policy) -> str:
-    """SQLite's words, and what was denied where they do not say it."""
-    text = str(error)
-    return f"{text} ({policy.denied})" if policy.denied and policy.denied not in text else text
-
-
-def extended(error: BaseException) -> int:
-    """The extended result code of an apsw error, 0 if it carries none."""
-    code: Any = getattr(error, "extendedresult", 0)
-    return int(code or 0)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import apsw
+import apsw.ext
 
 from savepoint.state.errors import StateError
 from savepoint.state.image import BaseImage
@@ -32,7 +33,7 @@ class Session:
     """
 
     def __init__(self, backend: SqliteBackend, image: BaseImage, *, owner: str, quota: Quota, contents: Any = None, ttl_s: float | None = None) -> None:
-        self.image, self.owner, self.quota = image, owner, quota
+        self.image, self.owner, self.quota, self.ttl_s = image, owner, quota, ttl_s
         self._backend, self._generation, self._executions = backend, 0, 0
         page = image.page_size
         self._volume = backend.pages.volume(image.contents, contents, -(-quota.delta_bytes // page), quota.temp_bytes)
@@ -41,6 +42,7 @@ class Session:
         self._steps = 0
         self._expires = None if ttl_s is None else time.monotonic() + ttl_s
         self._open()
+        backend.keep(self)
 
     # ------------------------------------------------------------------ SQL
 
@@ -60,6 +62,11 @@ class Session:
     @property
     def closed(self) -> bool:
         return self._connection is None
+
+    @property
+    def expired(self) -> bool:
+        """Whether the lease's time is up. Its session is closed at the next call, or by the backend."""
+        return self._expires is not None and time.monotonic() > self._expires
 
     # ------------------------------------------------------------------ state
 
@@ -83,7 +90,7 @@ class Session:
         if temporary:
             raise StateError(f"fork: the TEMP object {temporary[0]!r} belongs to this connection and would be lost; drop it first")
         frozen = self._volume.freeze()
-        return [Session(self._backend, self.image, owner=self.owner, quota=self.quota, contents=frozen) for _ in range(n)]
+        return [Session(self._backend, self.image, owner=self.owner, quota=self.quota, contents=frozen, ttl_s=self.ttl_s) for _ in range(n)]
 
     def reset(self) -> ResetProof:
         """Drop everything the session did, and prove it: no page differs from the image, its size and digest are the image's."""
@@ -143,7 +150,7 @@ class Session:
     def _live(self) -> apsw.Connection:
         if self._connection is None:
             raise StateError(f"the session of {self.owner!r} is closed")
-        if self._expires is not None and time.monotonic() > self._expires:
+        if self.expired:
             self.close()
             raise StateError(f"the lease of {self.owner!r} has expired")
         return self._connection
@@ -152,7 +159,7 @@ class Session:
         flags = apsw.SQLITE_OPEN_READWRITE  # no SQLITE_OPEN_URI: a file name can then name no other VFS
         self._connection = apsw.Connection("session", vfs=self._volume.name, flags=flags, statementcachesize=0)
         self._policy = Policy()
-        harden(self._connection, self.quota, self._policy, 0)
+        harden(self._connection, self.quota, self._policy, self.image.columns)
 
     def _settled(self, what: str) -> None:
         if self._live().in_transaction:
@@ -209,7 +216,7 @@ class _Call:
         session._executions += 1
         session._policy.begin(self.readonly)
         session._volume.begin()
-        changed, was_open = connection.total_changes(), connection.in_transaction
+        changed, open_before = connection.total_changes(), False
         connection.set_progress_handler(self._tick, _STEPS)
         alarm = watchdog.arm(self.deadline, connection.interrupt)
         status: ExecStatus = "ok"
@@ -218,6 +225,7 @@ class _Call:
             for statement in split_statements(sql):
                 if time.monotonic() > self.deadline:
                     raise apsw.InterruptError("interrupted")
+                open_before = connection.in_transaction
                 self._statement(connection, statement)
                 self.statements += 1
         except (apsw.Error, UnicodeError, ValueError, MemoryError) as caught:
@@ -229,40 +237,69 @@ class _Call:
         return ExecResult(
             status, self.columns if ok else (), tuple(self.rows) if ok else (), self.truncated and ok, None if self.truncated and ok else 0,
             connection.total_changes() - changed, None if error is None else self._words(error), self._quota(), connection.in_transaction,
-            was_open and not connection.in_transaction and not ok, self.statements, session._volume.stats().delta_pages, self.steps,
+            open_before and not connection.in_transaction and not ok, self.statements, session._volume.stats().delta_pages, self.steps,
             (time.monotonic() - self.started) * 1000,
         )  # fmt: skip
 
     def _statement(self, connection: apsw.Connection, statement: str) -> None:
+        try:
+            columns, rows, cut = self._rows(connection, statement)
+        except UnicodeDecodeError as error:
+            if not self._reads(connection, statement):
+                raise apsw.MismatchError(f"text that is not UTF-8: {error.object[:40]!r}") from None
+            columns, rows, cut = self._rows_with_bytes(connection, statement)
+        if columns:
+            self.columns, self.rows, self.truncated = columns, rows, cut
+
+    def _rows(self, connection: apsw.Connection, statement: str) -> tuple[tuple[str, ...], list[tuple[SqlValue, ...]], bool]:
+        """Run one statement: its columns (empty: it has no result), its rows up to the caps, and whether there were more.
+
+        A statement that only reads is left when the caps are reached; one that writes (RETURNING) runs to its end.
+        """
         cursor = connection.cursor()
-        described: list[tuple[str, ...]] = []
+        columns: tuple[str, ...] = ()
 
         def prepared(cursor: apsw.Cursor, text: str, bindings: object) -> bool:
+            nonlocal columns
             if self.readonly and not cursor.is_readonly:
                 self.session._policy.denied = "writing"
                 raise apsw.AuthError("not authorized: this database is read-only here")
-            described.append(tuple(name for name, *_ in cursor.get_description()))
+            columns = tuple(str(name) for name, *_ in cursor.get_description())
+            if sum(len(name.encode("utf-8", "surrogateescape")) for name in columns) > self.max_bytes:
+                raise apsw.TooBigError("the column names are over the limit of the result")
             return True
 
         cursor.exec_trace = prepared
-        size = 0
         rows: list[tuple[SqlValue, ...]] = []
-        cut = False
+        size, cut = 0, False
         try:
             for row in cursor.execute(statement):
-                if cut:
-                    if not self.session._policy.transaction and cursor.is_readonly:
-                        break
+                size += sum(map(_bytes, row))
+                if not cut and len(rows) < self.max_rows and size <= self.max_bytes:
+                    rows.append(row)
                     continue
-                size += sum(len(v.encode("utf-8", "surrogateescape")) if isinstance(v, str) else len(v) if isinstance(v, bytes) else 8 for v in row)
-                if len(rows) >= self.max_rows or size > self.max_bytes:
-                    cut = True
-                    continue
-                rows.append(row)
+                cut = True
+                if cursor.is_readonly:
+                    break
         finally:
             cursor.close(True)
-        if described and described[-1]:
-            self.columns, self.rows, self.truncated = described[-1], rows, cut
+        return columns, rows, cut
+
+    def _reads(self, connection: apsw.Connection, statement: str) -> bool:
+        """Whether a statement is a query that can stand inside another."""
+        try:
+            return bool(apsw.ext.query_info(connection, f"SELECT * FROM ({statement.rstrip().rstrip(';')}\n)").is_readonly)
+        except apsw.Error:
+            return False
+
+    def _rows_with_bytes(self, connection: apsw.Connection, statement: str) -> tuple[tuple[str, ...], list[tuple[SqlValue, ...]], bool]:
+        """A query's rows where some text is not UTF-8: read again as bytes, and such text kept with surrogate escapes (PEP 383)."""
+        query = statement.rstrip().rstrip(";")
+        columns = tuple(str(name) for name, *_ in apsw.ext.query_info(connection, query).description)
+        names = ", ".join(f"c{i}" for i in range(len(columns)))
+        cells = ", ".join(f"typeof(c{i}), CASE typeof(c{i}) WHEN 'text' THEN CAST(c{i} AS BLOB) ELSE c{i} END" for i in range(len(columns)))
+        _, doubled, cut = self._rows(connection, f"WITH q({names}) AS (SELECT * FROM ({query}\n)) SELECT {cells} FROM q")
+        return columns, [tuple(_text(kind, value) for kind, value in zip(row[::2], row[1::2], strict=True)) for row in doubled], cut
 
     def _tick(self) -> bool:
         self.steps += _STEPS
@@ -292,6 +329,17 @@ class _Call:
         if refused & PAGE_QUOTA:
             return f"delta_bytes={quota.delta_bytes}"
         return f"temp_bytes={quota.temp_bytes}" if refused & TEMP_QUOTA else None
+
+
+def _bytes(value: SqlValue) -> int:
+    """What a value takes: bytes, not characters."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogateescape"))
+    return len(value) if isinstance(value, bytes) else 8
+
+
+def _text(kind: SqlValue, value: SqlValue) -> SqlValue:
+    return value.decode("utf-8", "surrogateescape") if kind == "text" and isinstance(value, bytes) else value
 
 
 def content_digest(base: str, size: int, delta: bytes) -> str:

@@ -25,6 +25,11 @@ def split_statements(sql: str) -> list[str]:
     return [text.strip() for text in statements if not _NOTHING.fullmatch(text)]
 
 
+def bare_statement(statement: str) -> str:
+    """A statement without its `;` and the blanks after it, as it may stand inside parentheses on lines of its own."""
+    return statement.rstrip(" \t\n\r\f;")
+
+
 def _ends_statement(text: str) -> bool:
     try:
         return apsw.complete(text)

@@ -1,0 +1,77 @@
+"""One hardened connection on a volume: what it may do, how long it may take, and what it has counted."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import apsw
+
+from savepoint.state.session import Quota
+from savepoint.state.sqlite.pages import Volume
+from savepoint.state.sqlite.policy import CONNECTION_SETTINGS, Policy, harden
+
+FILE = "database"  # the name that PRAGMA database_list shows: it names nothing, since a volume's VFS opens no other file
+STEPS = 250_000  # SQLite instructions between two looks at the clock, some milliseconds; the watchdog's interrupt is exact
+
+
+class Connection:
+    """An apsw connection with an authorizer, limits, and callbacks that are installed once.
+
+    deadline: time.monotonic() after which statements are interrupted. vm_steps: instructions of the statements that have ended.
+    rolled_back: a transaction was rolled back by something else than a ROLLBACK statement since `begin()`.
+    """
+
+    def __init__(self, volume: Volume, quota: Quota, columns: int) -> None:
+        self.policy = Policy()
+        self.deadline, self.vm_steps = math.inf, 0
+        self.rolled_back = False
+        self.finishing: str | None = None  # the BEGIN, COMMIT or ROLLBACK that is running
+        # No SQLITE_OPEN_URI: with it, a file name could name another VFS.
+        self.raw = apsw.Connection(FILE, vfs=volume.name, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=0)
+        harden(self.raw, quota, self.policy, columns)
+        self.raw.set_progress_handler(self._is_late, STEPS)
+        self.raw.set_rollback_hook(self._on_rollback)
+        self.raw.trace_v2(apsw.SQLITE_TRACE_PROFILE, self._on_end)
+
+    def begin(self, deadline: float, readonly: bool) -> None:
+        """A call begins: forget what the last one left."""
+        self.policy.begin(readonly)
+        self.deadline, self.vm_steps, self.rolled_back, self.finishing = deadline, 0, False, None
+
+    @property
+    def in_transaction(self) -> bool:
+        return not self.raw.get_autocommit()
+
+    def temporary(self) -> str | None:
+        """The name of something that lives in this connection alone and that a copy of the database would lose, or None."""
+        found = self.raw.execute("SELECT name FROM temp.sqlite_schema LIMIT 1").fetchone()
+        if found:
+            return f"TEMP object {found[0]!r}"
+        attached = [name for name in self.raw.db_names() if name not in ("main", "temp")]
+        return f"attached database {attached[0]!r}" if attached else None
+
+    def settings(self) -> dict[str, str]:
+        """Settings of the connection (`PRAGMA foreign_keys = 1`, ...) that SQL has changed, with their values now."""
+        changed = self.policy.settings
+        # case_sensitive_like cannot be read back; the others can, and inside a transaction some ignore what they are told.
+        return {name: changed[name] if name == "case_sensitive_like" else str(self.raw.pragma(name)) for name in changed}
+
+    def apply(self, settings: dict[str, str]) -> None:
+        for name, value in settings.items():
+            if name in CONNECTION_SETTINGS:
+                self.raw.execute(f"PRAGMA {name} = {apsw.format_sql_value(value)}").fetchall()
+
+    def close(self) -> None:
+        """Close, whatever is open: statements, transactions, TEMP objects go."""
+        self.raw.close(True)
+
+    def _is_late(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+    def _on_rollback(self) -> None:
+        self.rolled_back = self.rolled_back or self.finishing != "ROLLBACK"
+
+    def _on_end(self, profile: dict[str, Any]) -> None:
+        self.vm_steps += profile["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]
