@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from savepoint.envs.sql.tasks import Task
 from savepoint.envs.sql.world import World
 from savepoint.state import open_backend
 
@@ -50,23 +49,3 @@ def people(tmp_path: Path) -> Path:
 def world(people: Path, tmp_path: Path) -> Iterator[World]:
     with open_backend("sqlite", store=tmp_path / "store") as backend:
         yield World(people, backend=backend)
-
-
-def debugging(**changes: object) -> Task:
-    """A debugging task on `people`: a misspelled column."""
-    fields = {
-        "instance_id": "p1", "task": "debugging", "db_id": "people", "query": "list city of people where age is over 40",
-        "issue_sql": ["SELECT cty FROM people WHERE age > 40"], "sol_sql": ["SELECT city FROM people WHERE age > 40"], "category": "misspelled_column",
-    }  # fmt: skip
-    return Task(**{**fields, **changes})  # type: ignore[arg-type]
-
-
-def renamed(**changes: object) -> Task:
-    """A debugging task on `people` whose city is called town since the query was written."""
-    fields = {
-        "instance_id": "p2", "preprocess_sql": ["ALTER TABLE people RENAME COLUMN city TO town"], "issue_sql": ["SELECT city FROM people WHERE age > 40"],
-        "sol_sql": ["SELECT town FROM people WHERE age > 40"], "category": "renamed_column",
-        "synth": {"kind": "renamed_column", "table": "people", "old": "city", "new": "town", "candidates": ["town", "place", "site", "spot"],
-                  "guesses": [f"SELECT {name} FROM people WHERE age > 40" for name in ("town", "place", "site", "spot")]},
-    }  # fmt: skip
-    return debugging(**{**fields, **changes})

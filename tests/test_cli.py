@@ -46,7 +46,7 @@ def bad_databases(folder: Path) -> dict[str, Path]:
         paths[name] = folder / f"{name.replace(' ', '-')}.sqlite"
         paths[name].write_bytes(content)
     with sqlite3.connect(folder / "bare.sqlite") as db:
-        db.execute("CREATE TABLE nothing (a)")
+        db.execute("CREATE TABLE bare (a)")
     db.close()
     return {**paths, "no usable table": folder / "bare.sqlite"}
 

@@ -180,7 +180,14 @@ def test_a_note_made_inside_a_write_waits_for_its_end(now):
     progress, stream = None, Interrupted()
     progress = Progress("run", PLAN, stream=stream, now=now)
     progress.stage(1, "reasoning imitation", 400, "sft")
-    assert [line.split("] ")[1] for line in stream.getvalue().splitlines()] == ["1/4 reasoning imitation (SFT): 400 steps", "a note"]
+    assert [line.split("] ")[1] for line in stream.getvalue().splitlines()] == ["run", "1/4 reasoning imitation (SFT): 400 steps", "a note"]
+
+
+def test_nothing_is_said_before_there_is_something_to_say(now):
+    stream = io.StringIO()
+    with Progress("run", PLAN, stream=stream, now=now):
+        assert stream.getvalue() == ""
+    assert stream.getvalue() == ""
 
 
 def test_a_step_before_any_stage_is_a_clear_error(now):

@@ -244,9 +244,7 @@ class _Log(_Display):
     def __init__(self, stream: TextIO, progress: Progress) -> None:
         self.stream, self.progress = stream, progress
         self._said = 0.0
-
-    def start(self) -> None:
-        self._line(self.progress.title)
+        self._titled = False  # the title waits for the first line: input that is refused at once is then one line in all
 
     def stage(self) -> None:
         stage = self._stage()
@@ -290,6 +288,9 @@ class _Log(_Display):
 
     def _line(self, text: str) -> None:
         self._said = self.progress.elapsed
+        if not self._titled:
+            self._titled = True
+            self._write(f"[{clock(0):>6}] {self.progress.title}\n")
         self._write(f"[{clock(self._said):>6}] {text}\n")
 
     def _write(self, text: str) -> None:

@@ -7,12 +7,12 @@ from statistics import fmean
 
 import pytest
 
-from conftest import debugging, renamed
 from savepoint.curriculum.demonstrations import DemonstratorSettings, demonstrate
 from savepoint.envs.sql.env import SqlEnv
 from savepoint.envs.sql.world import World
 from savepoint.rollout.driver import audit
 from savepoint.rollout.render import CompactChat, Part, train_tokenizer
+from tests_support import debugging, renamed
 
 CAREFUL = DemonstratorSettings(hasty=0.0, careless=0.0)
 

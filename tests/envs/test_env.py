@@ -9,13 +9,13 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from conftest import debugging, renamed
 from savepoint.envs.sql.env import Budget, SqlEnv
 from savepoint.envs.sql.grade import Grader
 from savepoint.envs.sql.tasks import write_tasks
 from savepoint.envs.sql.world import World
 from savepoint.errors import UserError
 from savepoint.state import Session
+from tests_support import debugging, renamed
 
 
 def call(name: str, **arguments: object) -> dict[str, str]:

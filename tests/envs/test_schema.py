@@ -48,8 +48,8 @@ def column(schema: Schema, table: str, name: str) -> Column:
 def test_roles_are_judged_by_values_not_by_declared_types(db):
     rng = random.Random(0)
     rows = [
-        (i, f"Person Number {i}", rng.choice(["Rome", "Oslo", "New York"]), rng.randint(0, 5000), str(rng.randint(1, 99)), f"2024-0{rng.randint(1, 9)}-11 08:00:00",
-         rng.choice([2019, 2020, 2021, 2022, 2023]), rng.choice([b"\x00", b"\x01"]), 1, f"p{i}@example.org", rng.randint(1, 9))
+        (i, f"Person Number {i}", rng.choice(["Rome", "Oslo", "New York"]), rng.randint(0, 5000), str(rng.randint(1, 99)),
+         f"2024-0{rng.randint(1, 9)}-11 08:00:00", rng.choice([2019, 2020, 2021, 2022, 2023]), rng.choice([b"\x00", b"\x01"]), 1, f"p{i}@example.org", rng.randint(1, 9))
         for i in range(100)
     ]  # fmt: skip
     schema = schema_of(db, "CREATE TABLE people (a INTEGER PRIMARY KEY, b, c, d STRING, e TEXT, f, g, h BLOB, i, j, k_id)", people=rows)

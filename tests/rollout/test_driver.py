@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from conftest import debugging, renamed
 from savepoint.envs.messages import Message, ToolCall
 from savepoint.envs.sql.env import Budget, SqlEnv
 from savepoint.envs.sql.world import World
@@ -15,6 +14,7 @@ from savepoint.rollout.engines.base import Sampled
 from savepoint.rollout.render import CompactChat, train_tokenizer
 from savepoint.state import Session, StateError
 from savepoint.train.grpo import assign_advantages
+from tests_support import debugging, renamed
 
 
 def look(sql: str) -> Message:

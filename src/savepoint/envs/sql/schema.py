@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import floor, log10
+from math import floor, isfinite, log10
 from typing import Literal
 
 import apsw
@@ -274,7 +274,7 @@ def _figures(numbers: list[int | float]) -> tuple[int | float, ...]:
     step = (1 if unit <= 1 else 2 if unit <= 2 else 5 if unit <= 5 else 10) * 10.0**power
     whole = all(isinstance(number, int) for number in numbers)
     rounded = {round(round(q / step) * step, max(0, -power)) for q in quantiles}
-    within = [value for value in rounded if numbers[0] <= value <= numbers[-1]]
+    within = [value for value in rounded if isfinite(value) and numbers[0] <= value <= numbers[-1]]
     return tuple(sorted({int(value) if whole or value == int(value) else value for value in within}))
 
 

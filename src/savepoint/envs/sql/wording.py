@@ -68,8 +68,9 @@ def _condition(condition: Condition, wording: Wording) -> str:
 @lru_cache(maxsize=4096)
 def spoken(column: str) -> str:
     """`UnitPrice` or `unit_price` as people say it: unit price."""
-    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+", column)
-    return " ".join(word.lower() for word in words) or column
+    words = re.sub(r"[\W_]+", " ", column)
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[^\W\d])(?=\d)", " ", words)
+    return " ".join(words.lower().split()) or column
 
 
 _ISSUES = {
