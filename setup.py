@@ -6,7 +6,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 SOURCE = "src/savepoint/state/sqlite/cowvfs.c"
-DIGEST = hashlib.sha256(Path(__file__).with_name("src").joinpath(*SOURCE.split("/")[1:]).read_bytes()).hexdigest()[:16]
+# The loader compares it with the source that it is installed beside: an old build is never taken for a new one.
+DIGEST = hashlib.sha256((Path(__file__).parent / SOURCE).read_bytes()).hexdigest()[:16]
 
 setup(
     ext_modules=[

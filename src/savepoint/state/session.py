@@ -71,13 +71,15 @@ class ExecResult:
 class Snapshot:
     """An exact state of a session's database, kept without a copy. Any session on the same base can go back to it.
 
-    pages: pages in which it differs from the session's image. size: bytes of the database.
+    base_digest: the imported file under it. pages: pages in which it differs from the session's image. size: bytes of the database.
+    settings: the connection's settings then, which a restore sets again. TEMP objects are not part of it: they belong to a connection.
     """
 
     label: str
     base_digest: str
     size: int
     pages: int
+    settings: dict[str, str] = field(repr=False)
     contents: Any = field(repr=False)
 
 

@@ -18,7 +18,7 @@ class Alarm:
     __slots__ = ("at", "lock", "ring")
 
     def __init__(self, at: float, ring: Callable[[], None]) -> None:
-        self.at, self.lock = at, threading.Lock()
+        self.at, self.lock = at, threading.RLock()  # re-entrant: what an alarm rings may disarm it
         self.ring: Callable[[], None] | None = ring
 
 
@@ -54,10 +54,11 @@ class Watchdog:
         while True:
             with self._changed:
                 now = time.monotonic()
-                self._wakes_at = min((max(alarm.at, now + RETRY_S) if alarm.at <= now else alarm.at for alarm in self._alarms), default=None)
-                self._changed.wait(None if self._wakes_at is None else max(0.0, self._wakes_at - now))
+                # A copy: the garbage collector may close a leaked session, which disarms its alarm, in the middle of this line.
+                self._wakes_at = min((alarm.at if alarm.at > now else now + RETRY_S for alarm in list(self._alarms)), default=None)
+                self._changed.wait(None if self._wakes_at is None else self._wakes_at - now)
                 now = time.monotonic()
-                late = [alarm for alarm in self._alarms if alarm.at <= now]
+                late = [alarm for alarm in list(self._alarms) if alarm.at <= now]
             for alarm in late:
                 with alarm.lock:
                     if alarm.ring is not None:

@@ -2,95 +2,102 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-import apsw
-
+from savepoint.errors import UserError
 from savepoint.state.errors import SetupError, StateError
-from savepoint.state.image import BaseImage, default_store, import_file, page_size_of, widest_table
+from savepoint.state.image import BaseImage, file_identity
 from savepoint.state.session import Quota
-from savepoint.state.sqlite import build, vfs
+from savepoint.state.sqlite import vfs
+from savepoint.state.sqlite.digest import page_digest
+from savepoint.state.sqlite.pages import Image
 from savepoint.state.sqlite.session import Session
-from savepoint.state.sqlite.split import split_statements
+from savepoint.state.sqlite.store import Progress, Store, default_store
 
-_KEPT = 512  # derived images kept for want of another owner: tasks of one step come again soon
+SETUP_DEADLINE_S = 60.0
+# Set-up comes with the task and may be large; the rules of what SQL may do hold for it as well.
+_SETUP_QUOTA = Quota(delta_bytes=16 << 30, temp_bytes=16 << 30, length=64 << 20, sql_length=64 << 20, columns=2000)
+# Images lately derived are kept for the next lease of the same task, within both of these.
+_KEPT_IMAGES, _KEPT_BYTES = 64, 64 << 20
+_WIDEST = "SELECT max(n) FROM (SELECT count(*) AS n FROM main.sqlite_schema AS m JOIN pragma_table_xinfo(m.name) WHERE m.type = 'table' GROUP BY m.name)"
 
 
 class SqliteBackend:
-    """Immutable images and leased sessions of one process. Close it, or use it as a context manager: every session is closed then.
-
-    store: folder of the imported bases; None: `$SAVEPOINT_STORE`, else the user's cache.
-    """
+    """Immutable images and leased sessions of one process. Close it, or use it as a context manager. Usable from several threads."""
 
     def __init__(self, store: str | Path | None = None) -> None:
-        self.store = Path(store) if store is not None else default_store()
+        self.store = Store(Path(store) if store is not None else default_store())
         self.pages = vfs.page_store()
         self._images: weakref.WeakValueDictionary[tuple[str, tuple[str, ...]], BaseImage] = weakref.WeakValueDictionary()
-        self._recent: OrderedDict[tuple[str, tuple[str, ...]], BaseImage] = OrderedDict()
-        self._sessions: set[Session] = set()
+        self._kept: OrderedDict[tuple[str, tuple[str, ...]], BaseImage] = OrderedDict()
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._lock = threading.RLock()
+        self._closed = False
 
-    def import_base(self, path: str | Path) -> BaseImage:
-        """The image of a database file, copied into the store once, checked, and named by its content. UserError when it is no sound database."""
-        file, digest = import_file(Path(path), self.store)
-        image = self._images.get((digest, ()))
-        if image is None:
-            with file.open("rb") as opened:
-                page = page_size_of(opened.read(18))
-            image = BaseImage(digest, file, file.stat().st_size, page, columns=widest_table(file), contents=self.pages.open_base(str(file), page))
-            self._images[digest, ()] = image
-        return image
+    def import_base(self, path: str | Path, *, progress: Progress | None = None) -> BaseImage:
+        """Copy a database into the store, once, and open it. UserError, one line that names the file, for what is no usable database.
+
+        The source and its neighbours are only read; a `-wal` beside it is folded into the copy. progress(done bytes, all bytes) is called on the way.
+        """
+        file, digest = self.store.add(Path(path), progress)
+        with self._lock:
+            self._live()
+            image = self._images.get((digest, ()))
+            if image is None or image.contents is None:
+                image = self._images[digest, ()] = self._open(file, digest)
+            return image
 
     def derive(self, base: BaseImage, setup: Sequence[str]) -> BaseImage:
-        """`base` with set-up statements run on it, once: frozen, and kept by (base, set-up). SetupError for a statement that fails in any way."""
+        """`base` with set-up statements run on it, once, strictly: SetupError names the first that fails. The same set-up: the same image."""
         key = (base.digest, tuple(setup))
-        image = self._images.get(key)
-        if image is None:
-            image = self._images[key] = self._derive(base, tuple(setup))
-        self._recent[key] = image
-        self._recent.move_to_end(key)
-        if len(self._recent) > _KEPT:
-            self._recent.popitem(last=False)
-        return image
+        with self._lock:
+            self._live()
+            image = self._images.get(key)
+            if image is None or image.contents is None:
+                image = self._images[key] = self._derive(base, key[1])
+            self._keep(key, image)
+            return image
 
-    def _derive(self, base: BaseImage, setup: tuple[str, ...]) -> BaseImage:
-        with Session(self, base, owner="derive", quota=Quota(delta_bytes=1 << 40, temp_bytes=1 << 40)) as session:
-            for statement in (part for text in setup for part in split_statements(text)):
-                result = session.execute(statement, deadline_s=60)
-                if result.status != "ok":
-                    raise SetupError(f"set-up statement {statement!r}: {result.error}")
-            if session.in_transaction:
-                raise SetupError("the set-up leaves a transaction open")
-            digest, size, contents = session.digest(), session.stats().size, session.checkpoint("derived").contents
-        return BaseImage(digest, base.path, size, base.page_size, (*base.setup, *setup), base.columns + 1, contents)
+    def lease(
+        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 600.0, seed: int = 0
+    ) -> Session:
+        """A private session on an image, in constant time. It ends after `ttl_s` seconds (None: never), whoever holds it; `owner` is named then.
 
-    def lease(self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = None) -> Session:
-        """A private session on an image, in constant time. After `ttl_s` seconds it is closed, and its next use is a StateError."""
-        self.reap()
-        return Session(self, image, owner=owner, quota=quota or Quota(), ttl_s=ttl_s)
-
-    def reap(self) -> int:
-        """Close the sessions whose time is up; how many."""
-        late = [session for session in self._sessions if session.ttl_s is not None and session.expired]
-        for session in late:
-            session.close()
-        return len(late)
-
-    def keep(self, session: Session) -> None:
-        """Called by a session when it opens: `close` will find it."""
+        StateError when the image was released or its file in the store touched. ValueError when `ttl_s` is not positive.
+        """
+        if ttl_s is not None and not ttl_s > 0:
+            raise ValueError(f"ttl_s={ttl_s}: must be positive, or None")
+        self._live()
+        session = Session(self, image, owner=owner, quota=quota or Quota(), ttl_s=ttl_s, seed=seed)
         self._sessions.add(session)
+        return session
 
-    def forget(self, session: Session) -> None:
-        """Called by a session when it closes."""
-        self._sessions.discard(session)
+    def open_session(self, parent: Session, contents: Image, owner: str) -> Session:
+        """A session like `parent` that begins with `contents`: what `Session.fork` is made of."""
+        self._live()
+        session = Session(
+            self, parent.image, owner=owner, quota=parent.quota, ttl_s=parent.ttl_s, seed=parent.seed, contents=contents
+        )
+        self._sessions.add(session)
+        return session
+
+    def release(self, image: BaseImage) -> None:
+        """Give an image's pages back now. Sessions on it go on; no new one can be leased."""
+        with self._lock:
+            for key in [key for key, kept in self._kept.items() if kept is image]:
+                del self._kept[key]
+            image.release()
 
     def close(self) -> None:
-        """Close every session that is still open."""
+        """Close every session and drop every image."""
+        with self._lock:
+            self._closed = True
+            self._kept.clear()
         for session in list(self._sessions):
             session.close()
 
@@ -100,29 +107,66 @@ class SqliteBackend:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    # ------------------------------------------------------------------ inside
+
+    def _live(self) -> None:
+        if self._closed:
+            raise StateError("the backend is closed")
+
+    def _open(self, file: Path, digest: str) -> BaseImage:
+        with file.open("rb") as header:
+            size = int.from_bytes(header.read(18)[16:18], "big")
+        page_size = 65536 if size == 1 else size
+        contents = self.pages.open_base(str(file), page_size)
+        identity = file_identity(file)
+        image = BaseImage(digest, file, contents.size, page_size, (), digest, 0, 0, contents, identity)
+        with Session(self, image, owner="import", quota=_SETUP_QUOTA, ttl_s=None, seed=0) as session:
+            columns = _widest_table(session)
+        return BaseImage(digest, file, contents.size, page_size, (), digest, columns, 0, contents, identity)
+
+    def _derive(self, base: BaseImage, setup: tuple[str, ...]) -> BaseImage:
+        with Session(self, base, owner="derive", quota=_SETUP_QUOTA, ttl_s=None, seed=0) as session:
+            for text in setup:
+                for statement in session.statements(text):
+                    result = session.execute(statement, deadline_s=SETUP_DEADLINE_S)
+                    if result.status != "ok":
+                        raise SetupError(f"set-up statement {_one_line(statement)!r}: {result.error}")
+            if session.in_transaction:
+                raise SetupError(f"set-up leaves a transaction open: {_one_line(setup[-1])!r}")
+            temporary = session.temporary()
+            if temporary:
+                raise SetupError(f"set-up makes a {temporary}, which no image can hold")
+            columns = _widest_table(session) if session.creates_tables else base.columns + len(setup)
+            contents = session.checkpoint("set-up").contents
+        delta = contents.delta()
+        size = base.path.stat().st_size
+        digest = page_digest(base.base_digest, size, contents.size, delta)
+        return BaseImage(
+            digest, base.path, contents.size, base.page_size, (*base.setup, *setup), base.base_digest, columns, len(delta), contents, base.identity
+        )
+
+    def _keep(self, key: tuple[str, tuple[str, ...]], image: BaseImage) -> None:
+        self._kept[key] = image
+        self._kept.move_to_end(key)
+        while len(self._kept) > _KEPT_IMAGES or (len(self._kept) > 1 and sum(kept.delta_bytes for kept in self._kept.values()) > _KEPT_BYTES):
+            self._kept.popitem(last=False)
+
 
 def open_backend(kind: str = "sqlite", *, store: str | Path | None = None, workers: int = 0) -> SqliteBackend:
-    """A backend of sessions on live databases. StateError for a kind that there is none of.
-
-    store: where bases are kept. workers: 0, sessions run in this process.
-    """
+    """The state backend. store: the folder of imported bases (default: `$SAVEPOINT_STORE`, else in the user's cache). UserError for an unknown kind."""
     if kind != "sqlite":
-        raise StateError(f"unknown backend {kind!r}: there is sqlite")
-    if workers:
-        raise StateError("workers: sessions are in-process for now; workers must be 0")
+        raise UserError(f"state backend {kind!r}: there is only 'sqlite'")
+    if workers != 0:
+        raise UserError(f"workers={workers}: sessions run in the caller's process; workers must be 0")
     return SqliteBackend(store)
 
 
-def doctor(store: str | Path | None = None) -> list[tuple[str, bool, str]]:
-    """(what, whether it works, detail) of everything that the state layer needs."""
-    folder = Path(store) if store is not None else default_store()
-    status, command, header = vfs.status(), build.compiler(), build.has_header()
-    where = next(place for place in (folder, *folder.parents) if place.exists())
-    free = shutil.disk_usage(where).free
-    return [
-        ("apsw", True, f"{apsw.apsw_version()}, SQLite {apsw.sqlite_lib_version()}"),
-        ("compiler", command is not None, " ".join(command) if command else "none on PATH (cc, gcc, clang or $CC)"),
-        ("sqlite3ext.h", bool(header), "found" if header else "not found: install SQLite's headers (libsqlite3-dev)"),
-        ("vfs", status["vfs"] is not None, f"{status['vfs'] or 'none'}: {status['why']}"),
-        ("store", os.access(where, os.W_OK), f"{folder}, {free / 2**30:.1f} GiB free"),
-    ]
+def _widest_table(session: Session) -> int:
+    """Columns of the widest table, or SQLite's maximum where a table cannot be looked at (an unknown virtual table)."""
+    result = session.execute(_WIDEST, deadline_s=SETUP_DEADLINE_S)
+    return int(result.rows[0][0] or 0) if result.status == "ok" else 2000
+
+
+def _one_line(sql: str) -> str:
+    text = " ".join(sql.split())
+    return text if len(text) <= 200 else text[:200] + "..."

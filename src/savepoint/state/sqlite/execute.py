@@ -14,11 +14,13 @@ import apsw
 
 from savepoint.state.session import ExecResult, ExecStatus, Quota, SqlValue
 from savepoint.state.sqlite.connection import Connection
+from savepoint.state.sqlite.digest import decoded
 from savepoint.state.sqlite.pages import HOST_FULL, PAGE_QUOTA, TEMP_QUOTA, Volume
 from savepoint.state.sqlite.split import bare_statement
 from savepoint.state.watchdog import watchdog
 
 MAX_ERROR_BYTES = 4096
+_CTE = "savepoint_rows"
 # Corruption that SQL can bring about: a virtual table's own format, the sqlite_sequence table.
 _AGENTS_CORRUPTION = (apsw.SQLITE_CORRUPT_VTAB, apsw.SQLITE_CORRUPT_SEQUENCE)
 _OURS = (apsw.NoMemError, apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.CantOpenError, apsw.ProtocolError, apsw.InternalError)
@@ -156,15 +158,14 @@ class Execution:
         try:
             if not self._reads:
                 raise apsw.SQLError("only a query can be run again")
-            cursor = self.raw.cursor().execute(f"WITH _({names}) AS (\n{bare_statement(self._text)}\n) SELECT {values} FROM _")
+            cursor = self.raw.cursor().execute(f"WITH {_CTE}({names}) AS (\n{bare_statement(self._text)}\n) SELECT {values} FROM {_CTE}")
         except (apsw.SQLError, apsw.TooBigError):
             self.cut, self.cut_by = (self.cut or 0) + 1, self.cut_by or "UTF-8"
             return False
         self.rows, self.bytes, self.cut, self.cut_by = [], 0, 0, None
         try:
             for pairs in cursor:
-                cells = zip(pairs[::2], pairs[1::2], strict=True)
-                if not self._take(tuple(cell.decode("utf-8", "surrogateescape") if text else cell for cell, text in cells)):
+                if not self._take(decoded(pairs)):
                     break
         finally:
             cursor.close(True)

@@ -10,6 +10,7 @@ import secrets
 import struct
 import weakref
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import apsw
@@ -219,8 +220,8 @@ class _TempFile(apsw.VFSFile):
         self.held = 0
         super().xClose()
 
-    def excepthook(self, *error: Any) -> None:
-        """Refusals are answers, not accidents: nothing to print."""
+    def excepthook(self, etype: type[BaseException] | None, evalue: BaseException | None, etraceback: TracebackType | None) -> bool:
+        return True  # refusals are answers, not accidents: nothing to print
 
 
 class _VolumeVFS(apsw.VFS):
@@ -252,8 +253,8 @@ class _VolumeVFS(apsw.VFS):
 
     def xDelete(self, name: str, sync: bool) -> None: ...
 
-    def excepthook(self, *error: Any) -> None:
-        """Refusals are answers, not accidents: nothing to print."""
+    def excepthook(self, etype: type[BaseException] | None, evalue: BaseException | None, etraceback: TracebackType | None) -> bool:
+        return True  # refusals are answers, not accidents: nothing to print
 
 
 class OverlayVolume:
@@ -287,11 +288,12 @@ class OverlayVolume:
     def _own(self, number: int, data: bytes) -> None:
         pages, full = self.tree.pages, self.account.pages >= self.max_pages
         before = pages.pop(number, None)
-        kept = weakref.ref(before) if before else None
+        kept = None if before is None else weakref.ref(before)
         del before  # frees the page, and its room, unless a snapshot keeps it
-        if full and not self.replaying and (kept is None or kept() is not None):
-            if kept is not None:
-                pages[number] = kept()
+        still = None if kept is None else kept()
+        if full and not self.replaying and (kept is None or still is not None):
+            if still is not None:
+                pages[number] = still
             self.refused |= PAGE_QUOTA
             raise apsw.FullError("delta")
         pages[number] = _Page(data, self.account)

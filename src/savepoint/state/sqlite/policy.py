@@ -80,7 +80,7 @@ class Policy:
         return None if file == "" and not self.readonly else "ATTACH " + ("of an expression" if file is None else repr(file[:60]))
 
     def _function(self, _: str | None, name: str | None) -> str | None:
-        return f"function {name}" if (name or "").lower() in DENIED_FUNCTIONS else None
+        return name if (name or "").lower() in DENIED_FUNCTIONS else None
 
     def _transaction(self, operation: str | None, _: str | None) -> str | None:
         self.transaction = operation

@@ -2,142 +2,241 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
+import struct
+import threading
 import time
+import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import apsw
-import apsw.ext
 
+from savepoint.errors import UserError
 from savepoint.state.errors import StateError
 from savepoint.state.image import BaseImage
-from savepoint.state.session import ExecResult, ExecStatus, Quota, ResetProof, SessionStats, Snapshot, SqlValue
-from savepoint.state.sqlite.pages import HOST_FULL, PAGE_QUOTA, TEMP_QUOTA
-from savepoint.state.sqlite.policy import Policy, harden, words
+from savepoint.state.session import ExecResult, Quota, ResetProof, SessionStats, Snapshot
+from savepoint.state.sqlite.connection import Connection
+from savepoint.state.sqlite.digest import logical_digest, page_digest
+from savepoint.state.sqlite.execute import Execution, Limits
+from savepoint.state.sqlite.pages import Image, PageStore, Volume
 from savepoint.state.sqlite.split import split_statements
-from savepoint.state.watchdog import watchdog
+from savepoint.state.watchdog import Alarm, watchdog
 
 if TYPE_CHECKING:
     from savepoint.state.sqlite.backend import SqliteBackend
 
-_STEPS = 20_000  # VM steps between two looks at the clock
+_COPY_BLOCK = 1 << 20
+# A reset's digest is computed anew from the pages of the image while there are at most so many bytes of them.
+_REHASH_BYTES = 1 << 20
+
+
+class _Lease:
+    """What a session holds and must give back: its volume, its connection, its alarm. Outlives the session that leaked."""
+
+    def __init__(self, volume: Volume, quota: Quota, columns: int) -> None:
+        self.volume, self.quota, self.columns = volume, quota, columns
+        self.alarm: Alarm | None = None
+        self.connection: Connection | None = Connection(volume, quota, columns)
+
+    def reopen(self, contents: Image | None) -> Connection:
+        """The volume goes back to `contents`, and a fresh connection opens on it: the old one caches pages."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        self.volume.restore(contents)
+        self.connection = Connection(self.volume, self.quota, self.columns)
+        return self.connection
+
+    def release(self) -> None:
+        if self.alarm is not None:
+            watchdog.disarm(self.alarm)
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        self.volume.close()
 
 
 class Session:
     """A private database over an immutable image. One connection for its whole life, so TEMP objects, open transactions and pragmas persist.
 
-    `execute` answers an agent's mistakes with an `ExecResult`; StateError is for the caller's own. Usable from any thread, by one at a time.
-    `restore` and `reset` open the connection anew: TEMP objects, open transactions and connection settings are gone after them.
+        with backend.lease(image, owner="rollout-17") as session:
+            session.execute("UPDATE Track SET rating = 5")
+            snapshot = session.checkpoint("rated")
+            session.execute("DROP TABLE Track")
+            session.restore(snapshot)
+
+    `execute` answers an agent's mistakes with an `ExecResult`; StateError is for the caller's own, and for a lease whose time is up.
+    Usable from any thread, by one at a time. `restore` and `reset` open the connection anew: TEMP objects and open transactions end there.
     """
 
-    def __init__(self, backend: SqliteBackend, image: BaseImage, *, owner: str, quota: Quota, contents: Any = None, ttl_s: float | None = None) -> None:
-        self.image, self.owner, self.quota, self.ttl_s = image, owner, quota, ttl_s
-        self._backend, self._generation, self._executions = backend, 0, 0
-        page = image.page_size
-        self._volume = backend.pages.volume(image.contents, contents, -(-quota.delta_bytes // page), quota.temp_bytes)
-        self._policy = Policy()
-        self._connection: apsw.Connection | None = None
-        self._steps = 0
-        self._expires = None if ttl_s is None else time.monotonic() + ttl_s
-        self._open()
-        backend.keep(self)
+    def __init__(
+        self, backend: SqliteBackend, image: BaseImage, *, owner: str, quota: Quota, ttl_s: float | None, seed: int, contents: Image | None = None
+    ) -> None:
+        self.image, self.owner, self.quota, self.ttl_s, self.seed = image, owner, quota, ttl_s, seed
+        self.generation = 0
+        self._backend, self._executions, self._ended = backend, 0, ""
+        self._lock = threading.RLock()
+        pages: PageStore = backend.pages
+        volume = pages.volume(image.pages(), contents, -(-quota.delta_bytes // image.page_size), quota.temp_bytes)
+        try:
+            self._lease = _Lease(volume, quota, image.columns)
+        except BaseException:
+            volume.close()
+            raise
+        self._give_back = weakref.finalize(self, self._lease.release)
+        self._give_back.atexit = False
+        if ttl_s is not None:
+            expire = weakref.WeakMethod(self._expire)
+            self._lease.alarm = watchdog.arm(time.monotonic() + ttl_s, lambda: (method := expire()) and method())
 
     # ------------------------------------------------------------------ SQL
 
-    def execute(self, sql: str, *, deadline_s: float = 5.0, max_rows: int = 1000, max_bytes: int = 1 << 20, readonly: bool = False) -> ExecResult:
+    def execute(
+        self, sql: str, *, deadline_s: float = 5.0, max_rows: int = 1000, max_bytes: int = 1 << 20, readonly: bool = False
+    ) -> ExecResult:
         """Run a statement or a script, up to the first statement that fails. Never raises for what the SQL does.
 
         deadline_s: seconds for the whole call. max_rows, max_bytes: the result is cut there, and says so; later statements still run.
-        readonly: every statement that could write, by DML, DDL or pragma, is "denied".
+        readonly: every statement that could write, by DML, DDL or pragma, is "denied". ValueError for limits that are none.
         """
-        call = _Call(self, time.monotonic() + deadline_s, max_rows, max_bytes, readonly)
-        return call.run(sql)
+        limits = Limits(deadline_s, max_rows, max_bytes, readonly)
+        with self._lock:
+            connection = self._live()
+            self._executions += 1
+            return Execution(connection, self._lease.volume, self.quota, limits).run(sql)
+
+    def statements(self, sql: str) -> list[str]:
+        """The statements of a script, cut where SQLite cuts them."""
+        return split_statements(sql)
+
+    def interrupt(self) -> None:
+        """Stop the call that another thread has under way; it answers "timeout". Nothing happens when there is none."""
+        connection = self._lease.connection
+        if connection is not None:
+            connection.raw.interrupt()
 
     @property
     def in_transaction(self) -> bool:
-        return self._live().in_transaction
+        with self._lock:
+            return self._live().in_transaction
+
+    def temporary(self) -> str | None:
+        """What lives in the connection alone and would be lost with it: the first TEMP object or attached database, in words; else None."""
+        with self._lock:
+            return self._live().temporary()
+
+    @property
+    def creates_tables(self) -> bool:
+        """Whether a CREATE TABLE was prepared on this connection."""
+        return self._live().policy.creates_tables
 
     @property
     def closed(self) -> bool:
-        return self._connection is None
-
-    @property
-    def expired(self) -> bool:
-        """Whether the lease's time is up. Its session is closed at the next call, or by the backend."""
-        return self._expires is not None and time.monotonic() > self._expires
+        return self._lease.connection is None
 
     # ------------------------------------------------------------------ state
 
     def checkpoint(self, label: str = "") -> Snapshot:
-        """The contents now, in constant time. The connection goes on. StateError inside a transaction: its pages are not yet a state."""
-        self._settled("checkpoint")
-        frozen = self._volume.freeze()
-        stats = self._volume.stats()
-        return Snapshot(label, self.image.digest, stats.size, stats.delta_pages, frozen)
+        """The contents now, in constant time. The connection goes on as it is. StateError inside a transaction: half of one is no state."""
+        with self._lock:
+            settings = self._settled("checkpoint").settings()
+            stats = self._lease.volume.stats()
+            return Snapshot(label, self.image.base_digest, stats.size, stats.delta_pages, settings, self._lease.volume.freeze())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot of a session on the same image."""
-        if snapshot.base_digest != self.image.digest:
-            raise StateError(f"snapshot {snapshot.label!r} belongs to image {snapshot.base_digest}, not {self.image.digest}")
-        self._replace(snapshot.contents)
+        """Go back to a snapshot of any session on the same imported file. StateError for one of another file."""
+        if snapshot.base_digest != self.image.base_digest:
+            raise StateError(f"snapshot {snapshot.label!r} is of base {snapshot.base_digest}, this session of base {self.image.base_digest}")
+        with self._lock:
+            self._live()
+            self._lease.reopen(snapshot.contents).apply(snapshot.settings)
+            self.generation += 1
 
     def fork(self, n: int = 1) -> list[Session]:
-        """`n` independent sessions with the same contents. StateError inside a transaction, or while TEMP objects exist: a fork would lose them."""
-        self._settled("fork")
-        temporary = self._live().execute("SELECT name FROM temp.sqlite_master LIMIT 1").fetchone()
-        if temporary:
-            raise StateError(f"fork: the TEMP object {temporary[0]!r} belongs to this connection and would be lost; drop it first")
-        frozen = self._volume.freeze()
-        return [Session(self._backend, self.image, owner=self.owner, quota=self.quota, contents=frozen, ttl_s=self.ttl_s) for _ in range(n)]
+        """`n` independent sessions with the same contents, connection settings, quota and time to live.
+
+        StateError inside a transaction, and while TEMP objects or attached databases exist: a fork would lose them without a word.
+        """
+        with self._lock:
+            connection = self._settled("fork")
+            lost = connection.temporary()
+            if lost is not None:
+                raise StateError(f"fork: the {lost} belongs to this connection and would be lost; drop it first")
+            contents, settings = self._lease.volume.freeze(), connection.settings()
+            forks: list[Session] = []
+            try:
+                for number in range(n):
+                    forks.append(self._backend.open_session(self, contents, f"{self.owner}/fork-{number}"))
+                    forks[-1]._live().apply(settings)
+            except BaseException:
+                for fork in forks:
+                    fork.close()
+                raise
+            return forks
 
     def reset(self) -> ResetProof:
         """Drop everything the session did, and prove it: no page differs from the image, its size and digest are the image's."""
-        before = self._volume.stats().delta_pages
-        self._replace(None)
-        stats = self._volume.stats()
-        return ResetProof(self.image.digest, before, stats.delta_pages, stats.same_size, self.digest() == self.image.digest, self._generation)
+        with self._lock:
+            self._live()
+            volume = self._lease.volume
+            before = volume.stats().delta_pages
+            self._lease.reopen(None)
+            self.generation += 1
+            after = volume.stats()
+            digest_ok = self.image.unchanged() and self._proven_digest() == self.image.digest
+            return ResetProof(self.image.digest, before, after.delta_pages, after.same_size, digest_ok, self.generation)
 
-    def digest(self, level: str = "page") -> str:
-        """"page": the image's digest while nothing differs, else a digest of it and of the pages that differ; equal digests are equal files.
-        "logical": a digest of definitions and rows; equal contents have equal digests, however they came to be."""
-        if level == "logical":
-            return self._logical()
-        if level != "page":
+    def digest(self, level: Literal["page", "logical"] = "page") -> str:
+        """"page": of the file, the image's own while nothing differs; the same for equal files over one base. "logical": of definitions and rows;
+        equal contents have equal digests, however they came to be. StateError inside a transaction."""
+        if level not in ("page", "logical"):
             raise ValueError(f"level must be 'page' or 'logical', not {level!r}")
-        self._settled("digest")
-        stats = self._volume.stats()
-        if stats.delta_pages == 0 and stats.same_size:
-            return self.image.digest
-        return content_digest(self.image.digest, stats.size, self.delta())
+        with self._lock:
+            self._settled("digest")
+            if level == "logical":
+                return self._logical_digest()
+            stats = self._lease.volume.stats()
+            return self.image.digest if stats.delta_pages == 0 and stats.same_size else self._page_digest(self._lease.volume.freeze())
 
     def delta(self) -> bytes:
-        """The pages that differ from the base file, each as a native int64 page number (from 0) and its bytes."""
-        self._settled("delta")
-        return self._volume.freeze().delta()
+        """The pages that differ from the imported file, ascending: of each its number from 0, a native int64, and its bytes."""
+        with self._lock:
+            self._settled("delta")
+            return self._lease.volume.freeze().delta()
 
     def export(self, path: str | Path) -> None:
-        """Write the contents as an ordinary database file. StateError when the file exists, so that nothing is overwritten."""
-        self._settled("export")
+        """Write the contents as an ordinary database file. UserError when the file exists (nothing is overwritten) or cannot be written."""
+        with self._lock:
+            self._settled("export")
+            contents = self._lease.volume.freeze()
         path = Path(path)
         try:
             with path.open("xb") as file:
-                self._write(file)
+                try:
+                    self._write(file, contents)
+                except BaseException:
+                    path.unlink()
+                    raise
         except FileExistsError:
-            raise StateError(f"{path}: exists already") from None
+            raise UserError(f"{path}: exists already; export writes a new file") from None
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 
     def stats(self) -> SessionStats:
-        s, page = self._volume.stats(), self.image.page_size
-        return SessionStats(s.delta_pages, s.delta_pages * page, s.held_pages * page, s.temp_bytes, s.size, self._executions)
+        with self._lock:
+            self._live()
+            stats, page = self._lease.volume.stats(), self.image.page_size
+            return SessionStats(
+                stats.delta_pages, stats.delta_pages * page, stats.held_pages * page, stats.temp_bytes, stats.size, self._executions
+            )
 
     def close(self) -> None:
-        """Give the session back. Closing twice is nothing."""
-        if self._connection is not None:
-            self._connection.close(True)
-            self._connection = None
-            self._volume.close()
-            self._backend.forget(self)
+        """Give the session back. Its snapshots and forks live on. Closing twice is nothing."""
+        with self._lock:
+            self._give_back()
+            self._ended = self._ended or "is closed"
 
     def __enter__(self) -> Session:
         return self
@@ -147,201 +246,63 @@ class Session:
 
     # ------------------------------------------------------------------ inside
 
-    def _live(self) -> apsw.Connection:
-        if self._connection is None:
-            raise StateError(f"the session of {self.owner!r} is closed")
-        if self.expired:
-            self.close()
-            raise StateError(f"the lease of {self.owner!r} has expired")
-        return self._connection
+    def _live(self) -> Connection:
+        connection = self._lease.connection
+        if connection is None:
+            raise StateError(f"the session of {self.owner!r} {self._ended or 'could not be opened again'}")
+        return connection
 
-    def _open(self) -> None:
-        flags = apsw.SQLITE_OPEN_READWRITE  # no SQLITE_OPEN_URI: a file name can then name no other VFS
-        self._connection = apsw.Connection("session", vfs=self._volume.name, flags=flags, statementcachesize=0)
-        self._policy = Policy()
-        harden(self._connection, self.quota, self._policy, self.image.columns)
-
-    def _settled(self, what: str) -> None:
-        if self._live().in_transaction:
-            raise StateError(f"{what}: a transaction is open; COMMIT or ROLLBACK first")
-
-    def _replace(self, contents: Any) -> None:
-        self._live().close(True)
-        self._volume.restore(contents)
-        self._generation += 1
-        self._open()
-
-    def _write(self, file: Any) -> None:
-        page, stats = self.image.page_size, self._volume.stats()
-        with self.image.path.open("rb") as base:
-            while block := base.read(1 << 20):
-                file.write(block)
-        delta = self.delta()
-        for at in range(0, len(delta), 8 + page):
-            file.seek(int.from_bytes(delta[at : at + 8], "little") * page)
-            file.write(delta[at + 8 : at + 8 + page])
-        file.truncate(stats.size)
-
-    def _logical(self) -> str:
-        """Digest of every table's definition and rows (as a multiset), and of views, triggers and indexes."""
+    def _settled(self, what: str) -> Connection:
         connection = self._live()
-        self._policy.begin(readonly=True)
-        digest = hashlib.blake2b(digest_size=16)
-        entries = connection.execute("SELECT type, name, sql FROM main.sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY type, name").fetchall()
-        for kind, name, sql in entries:
-            digest.update(repr((kind, name, sql)).encode("utf-8", "surrogateescape"))
-            if kind == "table" and sql:
-                quoted = '"' + str(name).replace('"', '""') + '"'
-                total = 0
-                for row in connection.execute(f"SELECT * FROM main.{quoted}"):
-                    total += int.from_bytes(hashlib.blake2b(repr(row).encode("utf-8", "surrogateescape"), digest_size=16).digest(), "big")
-                digest.update((total % (1 << 128)).to_bytes(16, "big"))
-        return digest.hexdigest()
+        if connection.in_transaction:
+            raise StateError(f"{what}: a transaction is open; COMMIT or ROLLBACK first")
+        return connection
 
+    def _expire(self) -> None:
+        """Called by the watchdog when the time is up: ends the call under way, then the session. Called again until it can."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._ended = f"ended: its lease of {self.ttl_s:g} s is over"
+                self.close()
+            finally:
+                self._lock.release()
+        else:
+            self.interrupt()
 
-class _Call:
-    """One call of `execute`: its deadline, its caps and what it has gathered."""
+    def _page_digest(self, contents: Image) -> str:
+        return page_digest(self.image.base_digest, self.image.path.stat().st_size, contents.size, contents.delta())
 
-    def __init__(self, session: Session, deadline: float, max_rows: int, max_bytes: int, readonly: bool) -> None:
-        self.session, self.deadline, self.max_rows, self.max_bytes, self.readonly = session, deadline, max_rows, max_bytes, readonly
-        self.columns: tuple[str, ...] = ()
-        self.rows: list[tuple[SqlValue, ...]] = []
-        self.truncated = False
-        self.statements = self.steps = 0
-        self.started = time.monotonic()
+    def _proven_digest(self) -> str:
+        """The digest of what is there after a reset: from the pages themselves, unless the image's own are many; those it shares, by identity."""
+        stats = self._lease.volume.stats()
+        if stats.delta_pages == 0 and stats.same_size and self.image.delta_bytes > _REHASH_BYTES:
+            return self.image.digest
+        return self._page_digest(self._lease.volume.freeze())
 
-    def run(self, sql: str) -> ExecResult:
-        session = self.session
-        connection = session._live()
-        session._executions += 1
-        session._policy.begin(self.readonly)
-        session._volume.begin()
-        changed, open_before = connection.total_changes(), False
-        connection.set_progress_handler(self._tick, _STEPS)
-        alarm = watchdog.arm(self.deadline, connection.interrupt)
-        status: ExecStatus = "ok"
-        error: BaseException | None = None
+    def _logical_digest(self) -> str:
+        """Through a connection of its own, which no setting and no TEMP object of the session reaches."""
+        volume = self._backend.pages.volume(self._lease.volume.freeze(), None, 0, 1 << 40)
         try:
-            for statement in split_statements(sql):
-                if time.monotonic() > self.deadline:
-                    raise apsw.InterruptError("interrupted")
-                open_before = connection.in_transaction
-                self._statement(connection, statement)
-                self.statements += 1
-        except (apsw.Error, UnicodeError, ValueError, MemoryError) as caught:
-            error, status = caught, self._classify(caught)
+            connection = apsw.Connection("database", vfs=volume.name, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=0)
+            try:
+                return logical_digest(connection)
+            finally:
+                connection.close(True)
         finally:
-            watchdog.disarm(alarm)
-            connection.set_progress_handler(None)
-        ok = status == "ok"
-        return ExecResult(
-            status, self.columns if ok else (), tuple(self.rows) if ok else (), self.truncated and ok, None if self.truncated and ok else 0,
-            connection.total_changes() - changed, None if error is None else self._words(error), self._quota(), connection.in_transaction,
-            open_before and not connection.in_transaction and not ok, self.statements, session._volume.stats().delta_pages, self.steps,
-            (time.monotonic() - self.started) * 1000,
-        )  # fmt: skip
+            volume.close()
 
-    def _statement(self, connection: apsw.Connection, statement: str) -> None:
-        try:
-            columns, rows, cut = self._rows(connection, statement)
-        except UnicodeDecodeError as error:
-            if not self._reads(connection, statement):
-                raise apsw.MismatchError(f"text that is not UTF-8: {error.object[:40]!r}") from None
-            columns, rows, cut = self._rows_with_bytes(connection, statement)
-        if columns:
-            self.columns, self.rows, self.truncated = columns, rows, cut
-
-    def _rows(self, connection: apsw.Connection, statement: str) -> tuple[tuple[str, ...], list[tuple[SqlValue, ...]], bool]:
-        """Run one statement: its columns (empty: it has no result), its rows up to the caps, and whether there were more.
-
-        A statement that only reads is left when the caps are reached; one that writes (RETURNING) runs to its end.
-        """
-        cursor = connection.cursor()
-        columns: tuple[str, ...] = ()
-
-        def prepared(cursor: apsw.Cursor, text: str, bindings: object) -> bool:
-            nonlocal columns
-            if self.readonly and not cursor.is_readonly:
-                self.session._policy.denied = "writing"
-                raise apsw.AuthError("not authorized: this database is read-only here")
-            columns = tuple(str(name) for name, *_ in cursor.get_description())
-            if sum(len(name.encode("utf-8", "surrogateescape")) for name in columns) > self.max_bytes:
-                raise apsw.TooBigError("the column names are over the limit of the result")
-            return True
-
-        cursor.exec_trace = prepared
-        rows: list[tuple[SqlValue, ...]] = []
-        size, cut = 0, False
-        try:
-            for row in cursor.execute(statement):
-                size += sum(map(_bytes, row))
-                if not cut and len(rows) < self.max_rows and size <= self.max_bytes:
-                    rows.append(row)
-                    continue
-                cut = True
-                if cursor.is_readonly:
-                    break
-        finally:
-            cursor.close(True)
-        return columns, rows, cut
-
-    def _reads(self, connection: apsw.Connection, statement: str) -> bool:
-        """Whether a statement is a query that can stand inside another."""
-        try:
-            return bool(apsw.ext.query_info(connection, f"SELECT * FROM ({statement.rstrip().rstrip(';')}\n)").is_readonly)
-        except apsw.Error:
-            return False
-
-    def _rows_with_bytes(self, connection: apsw.Connection, statement: str) -> tuple[tuple[str, ...], list[tuple[SqlValue, ...]], bool]:
-        """A query's rows where some text is not UTF-8: read again as bytes, and such text kept with surrogate escapes (PEP 383)."""
-        query = statement.rstrip().rstrip(";")
-        columns = tuple(str(name) for name, *_ in apsw.ext.query_info(connection, query).description)
-        names = ", ".join(f"c{i}" for i in range(len(columns)))
-        cells = ", ".join(f"typeof(c{i}), CASE typeof(c{i}) WHEN 'text' THEN CAST(c{i} AS BLOB) ELSE c{i} END" for i in range(len(columns)))
-        _, doubled, cut = self._rows(connection, f"WITH q({names}) AS (SELECT * FROM ({query}\n)) SELECT {cells} FROM q")
-        return columns, [tuple(_text(kind, value) for kind, value in zip(row[::2], row[1::2], strict=True)) for row in doubled], cut
-
-    def _tick(self) -> bool:
-        self.steps += _STEPS
-        return time.monotonic() > self.deadline
-
-    def _classify(self, error: BaseException) -> ExecStatus:
-        policy, refused = self.session._policy, self.session._volume.stats().refused
-        if isinstance(error, apsw.InterruptError):
-            return "timeout"
-        if policy.denied:
-            return "denied"
-        if isinstance(error, apsw.TooBigError | MemoryError | apsw.NoMemError):
-            return "too_big"
-        if isinstance(error, apsw.FullError) and refused & (PAGE_QUOTA | TEMP_QUOTA):
-            return "full"
-        if isinstance(error, apsw.IOError | apsw.CorruptError | apsw.NotADBError) or refused & HOST_FULL:
-            return "infra"
-        return "sql_error"
-
-    def _words(self, error: BaseException) -> str:
-        text = "the deadline has passed" if isinstance(error, apsw.InterruptError) else words(error, self.session._policy)
-        data = text.encode("utf-8", "surrogatepass")
-        return text if len(data) <= 4096 else data[:4096].decode("utf-8", "ignore") + "..."
-
-    def _quota(self) -> str | None:
-        refused, quota = self.session._volume.stats().refused, self.session.quota
-        if refused & PAGE_QUOTA:
-            return f"delta_bytes={quota.delta_bytes}"
-        return f"temp_bytes={quota.temp_bytes}" if refused & TEMP_QUOTA else None
-
-
-def _bytes(value: SqlValue) -> int:
-    """What a value takes: bytes, not characters."""
-    if isinstance(value, str):
-        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogateescape"))
-    return len(value) if isinstance(value, bytes) else 8
-
-
-def _text(kind: SqlValue, value: SqlValue) -> SqlValue:
-    return value.decode("utf-8", "surrogateescape") if kind == "text" and isinstance(value, bytes) else value
-
-
-def content_digest(base: str, size: int, delta: bytes) -> str:
-    """Digest of a file that is `base` with the pages of `delta`, `size` bytes long."""
-    return hashlib.blake2b(f"{base} {size} ".encode() + delta, digest_size=16).hexdigest()
+    def _write(self, file: BinaryIO, contents: Image) -> None:
+        """Base first, then the pages that differ, then the size."""
+        page, left = self.image.page_size, contents.size
+        with self.image.path.open("rb") as base:
+            while left > 0 and (block := base.read(min(_COPY_BLOCK, left))):
+                file.write(block)
+                left -= len(block)
+        delta = contents.delta()
+        for at in range(0, len(delta), 8 + page):
+            (number,) = struct.unpack_from("=q", delta, at)
+            file.seek(number * page)
+            file.write(memoryview(delta)[at + 8 : at + 8 + page])
+        file.truncate(contents.size)
+        file.flush()
+        os.fsync(file.fileno())
