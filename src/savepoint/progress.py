@@ -342,14 +342,14 @@ class _Terminal(_Display):
         first = max(0, min((progress._current or 0) - _SHOWN_STAGES + 3, len(progress._stages) - _SHOWN_STAGES))
         for index, stage in list(enumerate(progress._stages))[first : first + _SHOWN_STAGES]:
             self._add_stage(body, index, stage)
+        foot = Table.grid(padding=(0, 2, 0, 0))
         if progress._activity is not None:
             what, done, total = progress._activity
-            body.add_row("", Text(what), _bar(total, done), Text(f"{done:,}/{total:,}"))
-            rates = ""
-        else:
-            rates = progress._stages[progress._current].rates() if progress._current is not None else ""
+            foot.add_row(Text(f"   {what}"), _bar(total, done), Text(f"{done:,}/{total:,}"))
+        elif progress._current is not None:
+            foot.add_row(Text(f"   {progress._stages[progress._current].rates()}", "dim"))
         # Room for the ^C that a terminal echoes: wrapped, it would shift the display by a line.
-        return Constrain(Group(head, body, Text(f"   {rates}", "dim")), max(20, min(_WIDTH, self.console.width - 3)))
+        return Constrain(Group(head, body, foot), max(20, min(_WIDTH, self.console.width - 3)))
 
     def _add_stage(self, body: Table, index: int, stage: _Stage) -> None:
         current = self.progress._current
@@ -357,7 +357,7 @@ class _Terminal(_Display):
         if current is None or index > current:
             body.add_row(Text("·", "dim"), Text(name, "dim"), Text(f"{stage.steps:,} steps", "dim"), "")
         elif index < current or stage.done >= stage.steps:
-            took = f"{stage.steps:,} steps" + (f" in {clock(stage.seconds)}" if stage.measured else "")
+            took = f"{stage.steps:,} steps" + (f" in {clock(stage.seconds)}" if stage.measured == stage.steps else "")
             body.add_row(Text("✓", "green"), Text(name), Text(took, "dim"), Text(stage.headline(), "dim"))
         else:
             facts = "  ".join(filter(None, (f"{stage.done:,}/{stage.steps:,}", stage.headline())))

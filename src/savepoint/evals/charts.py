@@ -103,7 +103,7 @@ def loss(run: RunRecord) -> go.Figure:
             if at:
                 figure.add_vline(at + 0.5, line={"color": "var(--line)", "width": 1})
             at += records[-1]["step"]
-    figure.update_yaxes(type="log", dtick=1)  # it falls by orders of magnitude
+    figure.update_yaxes(type="log")  # it falls by orders of magnitude
     return figure
 
 
