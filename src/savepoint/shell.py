@@ -34,7 +34,7 @@ class Shell:
 
     def __init__(self, backend: SqliteBackend, image: BaseImage, out: TextIO, *, json_mode: bool) -> None:
         self.backend, self.image, self.out, self.json_mode = backend, image, out, json_mode
-        self.sessions: dict[str, Session] = {"main": backend.lease(image, owner="shell")}
+        self.sessions: dict[str, Session] = {"main": backend.lease(image, owner="shell", ttl_s=None)}
         self.checkpoints: dict[str, Snapshot] = {}
         self.current = "main"
         self.failed = False

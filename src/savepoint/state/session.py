@@ -45,7 +45,7 @@ class ExecResult:
     names are over a limit; "full" the session's delta or temporary space is used up; "infra" our own failure, never an agent's.
     columns, rows: the result of the last statement that has result columns; empty unless status is "ok". `rows` is cut at
     `max_rows`/`max_bytes`, and then `truncated` is True; cutting never skips a later statement. rows_cut: how many rows are missing
-    (0: none), None when more exist and nobody counted them.
+    (0: none), None when more exist and nobody counted them. (A write's RETURNING row with text that is no UTF-8 counts as missing too.)
     rowcount: rows changed by the statements that ran. error: one text as SQLite words it. quota: the limit that was hit, as "name=value".
     transaction_lost: a transaction was open and the failure rolled all of it back. statements: how many ran to their end.
     delta_pages: pages in which the session now differs from its image. vm_steps: SQLite's instructions, its measure of work.

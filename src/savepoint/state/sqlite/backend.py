@@ -64,7 +64,7 @@ class SqliteBackend:
             return image
 
     def lease(
-        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 600.0, seed: int = 0
+        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0
     ) -> Session:
         """A private session on an image, in constant time. It ends after `ttl_s` seconds (None: never), whoever holds it; `owner` is named then.
 

@@ -160,7 +160,7 @@ class Execution:
                 raise apsw.SQLError("only a query can be run again")
             cursor = self.raw.cursor().execute(f"WITH {_CTE}({names}) AS (\n{bare_statement(self._text)}\n) SELECT {values} FROM {_CTE}")
         except (apsw.SQLError, apsw.TooBigError):
-            self.cut, self.cut_by = (self.cut or 0) + 1, self.cut_by or "UTF-8"
+            self.cut = (self.cut or 0) + 1
             return False
         self.rows, self.bytes, self.cut, self.cut_by = [], 0, 0, None
         try:
@@ -182,7 +182,7 @@ class Execution:
         wall_ms = (time.monotonic() - started) * 1000
         if failure is None:
             return ExecResult(
-                "ok", self.columns, tuple(self.rows), self.cut_by is not None, self.cut, self.rowcount, None, self.cut_by,
+                "ok", self.columns, tuple(self.rows), self.cut != 0, self.cut, self.rowcount, None, self.cut_by,
                 in_transaction, False, self.statements, stats.delta_pages, connection.vm_steps, wall_ms,
             )  # fmt: skip
         status, quota = self._classify(failure, stats.refused)
