@@ -115,6 +115,7 @@ def test_time_left_is_unknown_without_expectations(now):
 
 def test_a_resumed_stage_is_timed_by_its_own_steps_only(now):
     progress = Progress("run", [("a", 100, 100.0)], quiet=True, now=now)
+    now.time += 500
     progress.stage(1, "a", 100, "sft", done=90)
     now.time += 3
     progress.step(91)
@@ -128,13 +129,16 @@ def test_a_resumed_stage_is_timed_by_its_own_steps_only(now):
     assert "done, 10 steps in 0:00" in stream.getvalue()
 
 
-def test_time_between_stages_is_expected_again_after_each_that_is_left(now):
+def test_an_evaluation_is_expected_again_after_each_stage_that_is_left(now):
     progress = Progress("run", [("a", 1, 10.0), ("b", 1, 10.0), ("c", 1, 10.0)], quiet=True, now=now)
     for index, name in ((1, "a"), (2, "b")):
-        now.time += 100 if index == 1 else 7  # what a run prepares once, then an evaluation
+        now.time += 100  # preparations, which say nothing about the stages to come
         progress.stage(index, name, 1, "sft")
         now.time += 10
         progress.step(1)
+        if index == 1:
+            now.time += 7
+            progress.table([row("a", None, None)])
     assert progress.left == pytest.approx(10 + 2 * 7)
 
 

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -109,11 +110,12 @@ class _Stage:
         return f"{tokens:,.0f} tokens/s · {episodes:,.1f} episodes/s"
 
 
-def time_left(stages: Sequence[_Stage], current: int | None, gaps: Sequence[float]) -> float | None:
+def time_left(stages: Sequence[_Stage], current: int | None, evaluated: int, gaps: Sequence[float]) -> float | None:
     """Seconds until a run is over, or None while there is nothing to tell it from.
 
     The current stage (`current`, from 0) at the pace of its last steps; later ones as planned, times how far plan and reality have differed
-    so far; and between stages (evaluation, demonstrations: `gaps`, seconds) what that has taken on average.
+    so far; and after each stage but the `evaluated` ones what evaluation has taken on average (`gaps`, seconds; nothing before the first).
+    What a stage prepares before its first step is left to the plan.
     """
     timed = [stage for stage in stages if stage.measured and stage.expected]
     planned = sum(stage.expected * stage.measured / stage.steps for stage in timed if stage.expected)
@@ -127,8 +129,7 @@ def time_left(stages: Sequence[_Stage], current: int | None, gaps: Sequence[floa
                 return None
             pace = stage.expected * stretch / max(1, stage.steps)
         left += remaining * pace
-    # The first gap also holds what a run does only once (tasks, tokenizer, demonstrator), so it counts only while it is the only one.
-    return left + fmean(gaps[1:] or gaps or [0.0]) * (len(stages) - (current or 0))
+    return left + fmean(gaps or [0.0]) * (len(stages) - evaluated)
 
 
 class Progress:
@@ -153,6 +154,7 @@ class Progress:
         self._current: int | None = None
         self._activity: tuple[str, int, int] | None = None
         self._started = self._mark = now()
+        self._evaluated = 0
         self._gaps: list[float] = []
         self._notes: deque[str] = deque()
         self._writing = False
@@ -172,8 +174,8 @@ class Progress:
         while len(self._stages) < index:
             self._stages.append(_Stage("", 0))
         self._stages[index - 1] = replace(self._stages[index - 1], name=name, steps=steps, kind=kind, done=done, began=done)
-        self._gaps.append(self._lap())
-        self._current, self._activity = index - 1, None
+        self._lap()
+        self._current, self._evaluated, self._activity = index - 1, index - 1, None
         self._show(self._display.stage)
 
     def step(self, step: int, success: float | None = None, loss: float | None = None, tokens: int = 0, episodes: int = 0) -> None:
@@ -197,7 +199,9 @@ class Progress:
             self._show(lambda: None)
 
     def table(self, stages: Sequence[Mapping[str, Any]]) -> None:
-        """The table of the stages so far: the `stages` of a summary."""
+        """The table of the stages so far: the `stages` of a summary. A stage and its evaluation are over."""
+        self._gaps.append(self._lap())
+        self._evaluated = len(stages)
         self._show(lambda: self._display.table(stage_table(stages)))
 
     @property
@@ -207,7 +211,7 @@ class Progress:
     @property
     def left(self) -> float | None:
         """Estimated seconds to the end of the run."""
-        return time_left(self._stages, self._current, self._gaps) if self._stages else None
+        return time_left(self._stages, self._current, self._evaluated, self._gaps) if self._stages else None
 
     def _lap(self) -> float:
         before, self._mark = self._mark, self._now()
@@ -343,9 +347,11 @@ class _Terminal(_Display):
         for index, stage in list(enumerate(progress._stages))[first : first + _SHOWN_STAGES]:
             self._add_stage(body, index, stage)
         foot = Table.grid(padding=(0, 2, 0, 0))
+        for _ in range(3):
+            foot.add_column(no_wrap=True, overflow="ellipsis")
         if progress._activity is not None:
             what, done, total = progress._activity
-            foot.add_row(Text(f"   {what}"), _bar(total, done), Text(f"{done:,}/{total:,}"))
+            foot.add_row(Padding(_bar(total, done), (0, 0, 0, 3)), Text(f"{done:,}/{total:,}"), Text(what))
         elif progress._current is not None:
             foot.add_row(Text(f"   {progress._stages[progress._current].rates()}", "dim"))
         # Room for the ^C that a terminal echoes: wrapped, it would shift the display by a line.
