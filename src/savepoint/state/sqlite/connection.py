@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -19,26 +18,30 @@ STEPS = 250_000  # SQLite instructions between two looks at the clock, some mill
 class Connection:
     """An apsw connection with an authorizer, limits, and callbacks that are installed once.
 
-    deadline: time.monotonic() after which statements are interrupted. vm_steps: instructions of the statements that have ended.
+    vm_steps: instructions of the statements that have ended.
     rolled_back: a transaction was rolled back by something else than a ROLLBACK statement since `begin()`.
     """
 
     def __init__(self, volume: Volume, quota: Quota, columns: int) -> None:
         self.policy = Policy()
-        self.deadline, self.vm_steps = math.inf, 0
-        self.rolled_back = False
+        self.vm_steps, self.rolled_back = 0, False
         self.finishing: str | None = None  # the BEGIN, COMMIT or ROLLBACK that is running
         # No SQLITE_OPEN_URI: with it, a file name could name another VFS.
         self.raw = apsw.Connection(FILE, vfs=volume.name, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=0)
         harden(self.raw, quota, self.policy, columns)
-        self.raw.set_progress_handler(self._is_late, STEPS)
+        self.raw.set_progress_handler(self._stops, STEPS)
         self.raw.set_rollback_hook(self._on_rollback)
         self.raw.trace_v2(apsw.SQLITE_TRACE_PROFILE, self._on_end)
 
     def begin(self, deadline: float, readonly: bool) -> None:
-        """A call begins: forget what the last one left."""
-        self.policy.begin(readonly)
-        self.deadline, self.vm_steps, self.rolled_back, self.finishing = deadline, 0, False, None
+        """A call begins, to end by `deadline` (time.monotonic()): forget what the last one left."""
+        self.policy.begin(deadline, readonly)
+        self.vm_steps, self.rolled_back, self.finishing = 0, False, None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline of the call has passed."""
+        return time.monotonic() >= self.policy.deadline
 
     @property
     def in_transaction(self) -> bool:
@@ -67,8 +70,8 @@ class Connection:
         """Close, whatever is open: statements, transactions, TEMP objects go."""
         self.raw.close(True)
 
-    def _is_late(self) -> bool:
-        return time.monotonic() >= self.deadline
+    def _stops(self) -> bool:
+        return self.is_late
 
     def _on_rollback(self) -> None:
         self.rolled_back = self.rolled_back or self.finishing != "ROLLBACK"

@@ -107,7 +107,7 @@ class Execution:
         if not cursor.has_vdbe:  # nothing but a comment
             return True
         connection = self.connection
-        if time.monotonic() >= connection.deadline:  # an interrupt that fell between two statements has reached neither
+        if connection.is_late:  # an interrupt that fell between two statements has reached neither
             raise apsw.InterruptError("interrupted")
         self._reads = cursor.is_readonly
         if self.limits.readonly and not self._reads:
@@ -194,12 +194,12 @@ class Execution:
 
     def _classify(self, error: BaseException, refused: int) -> tuple[ExecStatus, str | None]:
         """The status that a failure means, and the limit that was hit."""
-        quota, late = self.quota, time.monotonic() >= self.connection.deadline
-        if isinstance(error, apsw.InterruptError):
-            return "timeout", f"deadline_s={self.limits.deadline_s:g}" if late else None
+        quota, policy = self.quota, self.connection.policy
+        if isinstance(error, apsw.InterruptError) or policy.late:
+            return "timeout", f"deadline_s={self.limits.deadline_s:g}" if self.connection.is_late else None
         if isinstance(error, _NamesTooBig):
             return "too_big", f"max_bytes={self.limits.max_bytes}"
-        if self.connection.policy.denied:
+        if policy.denied or str(error).startswith("unsafe use of "):  # SQLite's own refusal, of such a function in a view or a trigger
             return "denied", None
         if isinstance(error, apsw.TooBigError):
             return "too_big", f"sql_length={quota.sql_length}" if "query string" in str(error) else f"length={quota.length}"
@@ -219,6 +219,8 @@ class Execution:
             return "the names of the columns are too big"
         if isinstance(error, UnicodeError):
             return "the SQL holds a character that is not valid Unicode"
+        if status == "timeout":
+            return "interrupted"  # by whatever way it was stopped
         text, denied = str(error), self.connection.policy.denied
         if status == "denied" and denied and denied not in text:
             text = f"{text}: {denied}"

@@ -324,6 +324,7 @@ class OverlayVolume:
                 raise StateError("close: the connection is open")
             self._vfs.unregister()
             self._vfs = None
+            self.tree.pages.clear()
             _count("volumes", -1)
 
 

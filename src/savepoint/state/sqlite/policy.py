@@ -5,6 +5,9 @@ The decision is made on what SQLite parsed, never on words of the text, and each
 
 from __future__ import annotations
 
+import math
+import time
+
 import apsw
 
 from savepoint.state.session import Quota
@@ -33,9 +36,14 @@ _OK, _DENY = apsw.SQLITE_OK, apsw.SQLITE_DENY
 
 
 class Policy:
-    """The authorizer of one connection. `denied` is what it refused since `begin`; `transaction` the BEGIN, COMMIT or ROLLBACK being prepared."""
+    """The authorizer of one connection.
+
+    denied: what it refused since `begin`. late: it stopped a statement that was still being prepared at the deadline; nested views take
+    seconds of that, and neither an interrupt nor the progress handler reaches it. transaction: the BEGIN, COMMIT or ROLLBACK being prepared.
+    """
 
     def __init__(self) -> None:
+        self.deadline, self.late = math.inf, False
         self.readonly = False
         self.denied: str | None = None
         self.transaction: str | None = None
@@ -51,11 +59,15 @@ class Policy:
             apsw.SQLITE_CREATE_TABLE: self._create_table,
         }
 
-    def begin(self, readonly: bool) -> None:
-        self.readonly, self.denied, self.transaction = readonly, None, None
+    def begin(self, deadline: float, readonly: bool) -> None:
+        self.deadline, self.readonly = deadline, readonly
+        self.late, self.denied, self.transaction = False, None, None
 
     def authorize(self, operation: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
         """apsw's authorizer: called while SQLite prepares a statement, also the ones that run inside another."""
+        if time.monotonic() >= self.deadline:
+            self.late = True
+            return _DENY
         check = self._checks.get(operation)
         reason = check(first, second) if check else None
         if reason is None:
