@@ -88,12 +88,16 @@ class Pipeline:
 
     def run(self) -> dict[str, Any]:
         """Every stage that is not done yet, each followed by an evaluation; then the summary and the report."""
-        if not self.ledger.demonstrator:
-            self._measure_demonstrator()
-        if not self.ledger.evaluations:
-            self._evaluate(0)
-        for index in range(self.ledger.stage, len(self.recipe.stages)):
-            self._stage(index)
+        try:
+            if not self.ledger.demonstrator:
+                self._measure_demonstrator()
+            if not self.ledger.evaluations:
+                self._evaluate(0)
+            for index in range(self.ledger.stage, len(self.recipe.stages)):
+                self._stage(index)
+        except Interrupted:
+            self.write_summary()
+            raise
         return self.write_summary()
 
     def _stage(self, index: int) -> None:
@@ -121,7 +125,8 @@ class Pipeline:
             save_bundle(self.run_.folder / "checkpoints" / f"stage{index + 1}", self.policy, self.chat, self.recipe.environment.model_dump())
         self._evaluate(index + 1)
         self._save(dict)
-        self.run_.progress.table(summary_of(self.ledger)["stages"])
+        if index + 1 < len(self.recipe.stages):  # the last table is the command's own
+            self.run_.progress.table(summary_of(self.ledger)["stages"])
 
     def _imitation(self, stage: SftStage, index: int) -> tuple[int, Callable[[int], dict[str, Any]], Callable[[], dict[str, Any]]]:
         """An SFT stage: how many steps, what one does, and its optimisers' state."""
