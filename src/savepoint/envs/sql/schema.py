@@ -195,7 +195,7 @@ def _table(run: Run, definition: _Definition, keys: set[tuple[str, str]]) -> Tab
     try:
         ((rows,),) = run(f"SELECT count(*) FROM {name}")
         assert isinstance(rows, int)
-        sample = run(f"SELECT {', '.join(quote(column) for column, _ in definition.columns)} FROM {name}{_spread_over(run, name, rows)}")
+        sample = run(f"SELECT {', '.join(_short(column) for column, _ in definition.columns)} FROM {name}{_spread_over(run, name, rows)}")
     except QueryFailed:
         return None
     columns = []
@@ -207,6 +207,12 @@ def _table(run: Run, definition: _Definition, keys: set[tuple[str, str]]) -> Tab
             judged = _column(definition.name, column, values, (definition.name, column) in keys or _named_key(column))
             columns.append(replace(judged, filled=len(values) / max(1, len(sample))))
     return Table(definition.name, tuple(columns), rows, definition.primary)
+
+
+def _short(column: str) -> str:
+    """The column with BLOBs emptied and texts cut to 100 characters: more is not needed to judge it, and pictures would fill the memory."""
+    name = quote(column)
+    return f"CASE typeof({name}) WHEN 'blob' THEN x'' WHEN 'text' THEN substr({name}, 1, 100) ELSE {name} END"
 
 
 def _spread_over(run: Run, name: str, rows: int) -> str:

@@ -17,7 +17,6 @@ DEADLINE_S = 2.0
 _CACHED_ROWS = 200_000
 _CACHED_ANSWERS = 50_000
 _OPEN_SESSIONS = 64
-_LEASE_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class Images:
     def _session(self, image: BaseImage) -> Session:
         session = self._sessions.get(image.digest)
         if session is None:
-            session = self.backend.lease(image, owner=self.owner, quota=Quota(length=64 << 20), ttl_s=_LEASE_S)
+            session = self.backend.lease(image, owner=self.owner, quota=Quota(length=64 << 20), ttl_s=None)
             self._sessions[image.digest] = session
             if len(self._sessions) > _OPEN_SESSIONS:
                 self._sessions.popitem(last=False)[1].close()
