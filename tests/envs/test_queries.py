@@ -12,7 +12,7 @@ import pytest
 
 from savepoint.envs.sql import databases
 from savepoint.envs.sql.bugs import BUGS, break_query, misspell
-from savepoint.envs.sql.part import Part, pick
+from savepoint.envs.sql.part import Part, PartTable, pick
 from savepoint.envs.sql.queries import FORMS
 from savepoint.envs.sql.query import Condition, Join, Query, Ref
 from savepoint.envs.sql.renames import Rename
@@ -94,13 +94,31 @@ def test_a_question_means_one_query(part, wording):
     assert [(text, sqls) for text, sqls in meant.items() if len(sqls) > 1] == []
 
 
-def test_two_references_between_the_same_tables_are_not_joined_along():
+def part_of(script: str, **rows: list[tuple]) -> Part:
     with sqlite3.connect(":memory:") as db:
-        db.executescript("CREATE TABLE colour (id INTEGER PRIMARY KEY, name TEXT); CREATE TABLE hero (eye_id REFERENCES colour, hair_id REFERENCES colour, n)")
-        db.executemany("INSERT INTO colour VALUES (?, ?)", [(i, f"very {w}") for i, w in enumerate(("red", "blue", "green"))])
-        db.executemany("INSERT INTO hero VALUES (?, ?, ?)", [(i % 3, i % 2, i) for i in range(50)])
+        db.executescript(script)
+        for table, values in rows.items():
+            db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values[0]))})", values)
         part = pick(read_schema(lambda sql: db.execute(sql).fetchall()), simple=False)
     db.close()
+    return part
+
+
+@pytest.mark.parametrize("form", ["join_list", "join_group"])
+def test_a_condition_on_joined_tables_names_a_column_of_one_only(form):
+    part = part_of(
+        "CREATE TABLE towns (id INTEGER PRIMARY KEY, name, size); CREATE TABLE shops (town_id REFERENCES towns, size, year)",
+        towns=[(i, f"town of {'abcdefgh'[i % 8]}", i * 100) for i in range(20)], shops=[(i % 20, i, 2000 + i % 9) for i in range(90)],
+    )  # fmt: skip
+    conditions = [query.where for query in draw(part, form, 200) if query.where]
+    assert {condition.ref.column for condition in conditions} == {"town_id", "year"}, "`where size is over 9` could mean either size"
+
+
+def test_two_references_between_the_same_tables_are_not_joined_along():
+    part = part_of(
+        "CREATE TABLE colour (id INTEGER PRIMARY KEY, name TEXT); CREATE TABLE hero (eye_id REFERENCES colour, hair_id REFERENCES colour, n)",
+        colour=[(i, f"very {word}") for i, word in enumerate(("red", "blue", "green"))], hero=[(i % 3, i % 2, i) for i in range(50)],
+    )  # fmt: skip
     assert len(part.references) == 2 and FORMS["join_list"](part, random.Random(0)) is None
 
 
@@ -177,6 +195,17 @@ def test_a_misspelled_column_is_no_column_and_its_group_is_misspelled_too(shop, 
             assert broken is not None and not {ref.column for ref in broken.refs} <= known
             with pytest.raises(sqlite3.OperationalError, match="no such column"):
                 shop.execute(broken.sql())
+
+
+def test_a_misspelled_group_is_misspelled_as_its_column_is(part):
+    broken = BUGS["misspelled_column"].apply(GROUP, part, random.Random(0))
+    assert broken is not None and broken.group == broken.select[0] != GROUP.group
+
+
+def test_a_misspelling_that_is_another_column_is_not_used():
+    near = PartTable("t", (), 100, ("ab", "a", "aab", "abb"), None)
+    query = Query("list", "t", (Ref("t", "ab"),))
+    assert all(BUGS["misspelled_column"].apply(query, Part((near,), (), {}), random.Random(seed)) is None for seed in range(20))
 
 
 def test_a_misspelling_keeps_the_first_letter():

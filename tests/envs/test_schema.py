@@ -48,8 +48,11 @@ def column(schema: Schema, table: str, name: str) -> Column:
 def test_roles_are_judged_by_values_not_by_declared_types(db):
     rng = random.Random(0)
     rows = [
-        (i, f"Person Number {i}", rng.choice(["Rome", "Oslo", "New York"]), rng.randint(0, 5000), str(rng.randint(1, 99)),
-         f"2024-0{rng.randint(1, 9)}-11 08:00:00", rng.choice([2019, 2020, 2021, 2022, 2023]), rng.choice([b"\x00", b"\x01"]), 1, f"p{i}@example.org", rng.randint(1, 9))
+        (
+            i, f"Person Number {i}", rng.choice(["Rome", "Oslo", "New York"]), rng.randint(0, 5000), str(rng.randint(1, 99)),
+            f"2024-0{rng.randint(1, 9)}-11 08:00:00", rng.choice([2019, 2020, 2021, 2022, 2023]), rng.choice([b"\x00", b"\x01"]), 1,
+            f"p{i}@example.org", rng.randint(1, 9),
+        )
         for i in range(100)
     ]  # fmt: skip
     schema = schema_of(db, "CREATE TABLE people (a INTEGER PRIMARY KEY, b, c, d STRING, e TEXT, f, g, h BLOB, i, j, k_id)", people=rows)
@@ -78,6 +81,12 @@ def test_any_numbers_at_all_have_figures_that_sql_reads_back(values):
         for figure in judged.figures:
             assert connection.execute(f"SELECT {literal(figure)}").fetchone()[0] == figure
     connection.close()
+
+
+@pytest.mark.parametrize("values", [(0.0, 5e-324, 1e-323, 1.5e-323, 2e-323), (-1.7e308, 0.0, 1.0, 2.0, 1.7e308), (1e308, 1.1e308, 1.2e308, 1.3e308, 1.79e308)])
+def test_numbers_at_the_edge_of_the_range_do_no_harm(db, values):
+    figures = column(schema_of(db, "CREATE TABLE t (x)", t=[(value,) for value in values]), "t", "x").figures
+    assert all(min(values) <= figure <= max(values) for figure in figures)
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12))
@@ -109,9 +118,23 @@ def test_undeclared_references_need_the_name_and_every_value(db):
     assert [(r.table, r.column, r.to_table, r.to_column) for r in schema.references] == [("a", "city_id", "cities", "id")]
 
 
-def test_a_table_that_cannot_be_read_and_virtual_ones_are_left_out(db):
+def test_views_and_virtual_tables_are_not_asked_about(db):
     schema = schema_of(db, "CREATE TABLE t (a); CREATE VIRTUAL TABLE f USING fts5(body); CREATE VIEW v AS SELECT a FROM t;")
     assert [table.name for table in schema.tables] == ["t"] and set(schema.views) == {"v", "f"}
+
+
+def test_a_table_whose_rows_cannot_be_read_is_named(db):
+    db.executescript("CREATE TABLE good (w, n); CREATE TABLE bad (w, n)")
+    db.executemany("INSERT INTO good VALUES (?, ?)", [(("red", "blue")[i % 2], i) for i in range(50)])
+    read = runner(db)
+
+    def run(sql: str) -> Sequence[tuple]:
+        if sql == "SELECT count(*) FROM bad":
+            raise QueryFailed("database disk image is malformed")
+        return read(sql)
+
+    schema = read_schema(run)
+    assert schema.unread == ("bad",) and pick(schema).left_out == {"bad": "cannot be read"}
 
 
 def test_a_large_table_is_sampled_over_its_whole_length(db):
@@ -189,6 +212,7 @@ def test_new_names_are_four_distinct_and_none_is_in_use():
     assert offered["customers", "zz_code"] == ("new_zz_code", "zz_code_v2", "main_zz_code", "zz_code_code")
     assert offered["customers", None] == ("clients", "buyers", "patrons", "shoppers")
     assert ("customers", "first name") not in offered
+    assert all(not {name.lower() for name in names} & {"city", "town"} for names in offered.values())
     flat = [name.lower() for names in offered.values() for name in names]
     assert len(set(flat)) == len(flat) and all(len(names) == 4 for names in offered.values())
 
@@ -197,3 +221,9 @@ def test_a_name_in_two_tables_gets_the_same_candidates():
     tables = [Table(name, (Column(name, "city", "word"),), 9) for name in ("stores", "people")]
     offered = candidates(Schema(tuple(tables), ()))
     assert offered["stores", "city"] == offered["people", "city"] == ("town", "place", "location", "site")
+
+
+def test_two_names_never_share_a_candidate_whatever_their_case():
+    tables = (Table("a", (Column("a", "Price", "number"), Column("a", "Cost", "number")), 9), Table("b", (Column("b", "price", "number"),), 9))
+    offered = candidates(Schema(tables, ()))
+    assert not {name.lower() for name in offered["a", "Price"]} & {name.lower() for name in offered["b", "price"]}

@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -180,7 +181,8 @@ def test_a_thousand_tasks_take_seconds_at_most(backend, shop):
 
 def test_names_that_need_quotes_work_in_every_form(backend, tmp_path):
     rng = random.Random(0)
-    script = 'CREATE TABLE "Order Details" ("Unit Price" REAL, "order" TEXT, city TEXT, "größe" INTEGER); CREATE VIEW "A View" AS SELECT city FROM "Order Details";'
+    script = 'CREATE TABLE "Order Details" ("Unit Price" REAL, "order" TEXT, city TEXT, "größe" INTEGER);'
+    script += 'CREATE VIEW "A View" AS SELECT city FROM "Order Details";'
     rows = [(rng.uniform(1, 90), rng.choice(["asc", "desc"]), rng.choice(["Rome", "Oslo", "Bern"]), rng.randint(1, 500)) for _ in range(200)]
     path = make_database(tmp_path / "odd.sqlite", script, **{'"Order Details"': rows})
     tasks = synthesize(path, 60, backend=backend, **{**EVERYTHING, "rename_share": 0.5})
@@ -221,6 +223,7 @@ def top(n: int, descending: bool = True) -> Query:
         (top(2), "SELECT 1", "gold cuts a tie"),
         (top(3), "SELECT 1", "gold cuts a tie"),
         (top(1, descending=False), "SELECT 1", "gold cuts a tie"),
+        (replace(top(2), where=Condition(A, "<", 4)), replace(top(2, descending=False), where=Condition(A, "<", 4)).sql(), None),
         (Query("list", "t", (A,)), "SELECT a FROM t ORDER BY a", "issue does not fail"),
         (top(1), "SELECT w, a FROM t ORDER BY id LIMIT 1", "issue does not fail"),
         (Query("list", "t", (A,)), "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n LIMIT 5000", "issue too big"),

@@ -97,6 +97,12 @@ def test_unknown_fields_are_kept(tmp_path):
     assert task.record()["external"] == {"x": [1]}
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    path = write(tmp_path / "tasks.jsonl", RECORD)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(read_tasks(path)) == 1
+
+
 def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path):
     assert read_one(tmp_path, query="one\u2028two").query == "one\u2028two"
 

@@ -66,7 +66,7 @@ def pick(schema: Schema, max_tables: int = 5, max_columns: int = 25, *, simple: 
     until there are three). Not simple: every usable table, and those that others refer to for a name. UserError when no table is usable.
     """
     candidates: list[PartTable] = []
-    left_out: dict[str, str] = {}
+    left_out = dict.fromkeys(schema.unread, "cannot be read")
     referred = {r.to_table for r in schema.references if r.table != r.to_table}
     for table in schema.tables:
         columns = _usable(table, simple)

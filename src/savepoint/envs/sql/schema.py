@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import floor, isfinite, log10
+from math import floor, inf, isfinite, log10
 from typing import Literal
 
 import apsw
@@ -98,11 +98,15 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """All ordinary tables of a database and the references among them. `views`: names that a new table must not take."""
+    """All ordinary tables of a database and the references among them.
+
+    views: names that a new table must not take. unread: tables whose rows could not be read (or not in a minute).
+    """
 
     tables: tuple[Table, ...]
     references: tuple[Reference, ...]
     views: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class _Definition:
 
 
 def read_schema(run: Run) -> Schema:
-    """Read tables, references and samples of values. `run` gives the rows of a query, or raises QueryFailed. Tables that cannot be read are left out."""
+    """Read tables, references and samples of values. `run` gives the rows of a query, or raises QueryFailed. Tables that cannot be read are only named."""
     entries = run("SELECT type, name, sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY rowid")
     virtual = [str(name) for kind, name, sql in entries if kind == "table" and str(sql).upper().startswith("CREATE VIRTUAL")]
     ordinary = [
@@ -132,8 +136,12 @@ def read_schema(run: Run) -> Schema:
     inferred = _infer_references(run, definitions)
     references = tuple(r for d in definitions for r in (*d.references, *inferred[d.name]))
     keys = {(r.table, r.column) for r in references}
-    tables = [table for d in definitions if (table := _table(run, d, keys)) is not None]
-    return Schema(tuple(tables), references, tuple(str(name) for kind, name, _ in entries if kind == "view" or name in virtual))
+    tables = {d.name: _table(run, d, keys) for d in definitions}
+    return Schema(
+        tuple(table for table in tables.values() if table is not None), references,
+        views=tuple(str(name) for kind, name, _ in entries if kind == "view" or name in virtual),
+        unread=tuple(name for name, table in tables.items() if table is None),
+    )  # fmt: skip
 
 
 def _definition(run: Run, name: str) -> _Definition:
@@ -273,7 +281,7 @@ def _figures(numbers: list[int | float]) -> tuple[int | float, ...]:
     """Short figures over the middle of a column's range: its 5 % quantiles, rounded to a step of 1, 2 or 5 times a power of ten."""
     quantiles = [numbers[(len(numbers) - 1) * k // 20] for k in range(1, 20)]
     spread = float(quantiles[-1]) - float(quantiles[0])
-    if spread <= 0 or spread == float("inf"):
+    if not 1e-280 < spread < inf:
         return ()
     power = floor(log10(spread / 15))
     unit = spread / 15 / 10.0**power
