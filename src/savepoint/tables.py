@@ -14,7 +14,7 @@ def _table(title: str, *columns: str) -> Table:
     """A table whose first column is text and whose others are figures."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
+        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     return table
 
 
@@ -35,17 +35,17 @@ def print_plan(plan: dict[str, Any]) -> None:
     """`savepoint plan` for people."""
     console = Console()
     table = _table(f"{plan['recipe']}, seed {plan['seed']}" + (f", profile {plan['profile']}" if plan["profile"] else ""),
-                   "stage", "mode", "steps", "a step", "trajectories", "tokens", "estimated")  # fmt: skip
+                   "stage", "mode", "steps", "a step", "episodes", "tokens", "seconds")  # fmt: skip
     for number, row in enumerate(plan["stages"], 1):
-        figures = (str(row["steps"]), row["batch"], f"{row['trajectories']:,}", f"{row['tokens']:,}", duration(row["seconds"]))
+        figures = (str(row["steps"]), row["batch"], f"{row['trajectories']:,}", f"{row['tokens']:,}", f"{row['seconds']:,}")
         table.add_row(f"{number} {escape(row['name'])}", row["mode"].replace("_", "-"), *figures)
     evaluation = plan["evaluation"]
-    table.add_row("evaluation, before and after each", "both", "", "", f"{evaluation['trajectories']:,}", "", duration(evaluation["seconds"]))
+    table.add_row("evaluations", "both", "", "", f"{evaluation['trajectories']:,}", "", f"{evaluation['seconds']:,}")
     console.print(table)
     settings = plan["settings"]
     model = settings["policy"]["model"] or f"{settings['policy']['architecture']} of {plan['parameters']:,} parameters"
     console.print(f"policy: {escape(model)}; tasks: {escape(settings['tasks']['file'] or settings['tasks']['database'])}", highlight=False)
-    console.print(f"in all about {duration(plan['seconds'])} on two cores and {plan['memory_bytes'] / 2**30:.1f} GiB of memory", highlight=False)
+    console.print(f"in all about {duration(plan['seconds'])} and {plan['memory_bytes'] / 2**30:.1f} GiB of memory", highlight=False)
 
 
 def print_evaluation(result: dict[str, Any]) -> None:

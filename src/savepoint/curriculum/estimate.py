@@ -6,13 +6,14 @@ from typing import Any
 
 from savepoint.curriculum.plan import Recipe, SftStage
 
-# Measured with the quickstart on two cores (benchmarks/results/quickstart_seed0.json): tokens a second of each part for the tiny gpt-oss policy
-# of 0.44 M parameters, and tokens of an episode by mode. A larger model is taken to be slower in proportion to its parameters.
+# Measured with the quickstart on one core (benchmarks/results/quickstart.json): tokens a second of each part for the tiny gpt-oss policy of
+# 0.44 M parameters, tokens of an episode by mode, the share of them that is sampled, and the share of episodes whose advantage is not zero. A
+# larger model is taken to be slower in proportion to its parameters.
 _REFERENCE_PARAMETERS = 440_000
-_RATE = {"train": 9_000.0, "sample": 5_500.0}
-_EPISODE_TOKENS = {"single_turn": 75, "agentic": 115}
-_SAMPLED_SHARE = 0.45
-_TASK_SECONDS = 0.004
+_RATE = {"train": 11_000.0, "sample": 12_000.0}
+_EPISODE_TOKENS = {"single_turn": 63, "agentic": 82}
+_SAMPLED_SHARE, _LEARNED_SHARE = 0.45, 0.5
+_TASK_SECONDS = 0.002
 
 
 def parameters_of(recipe: Recipe) -> int:
@@ -33,13 +34,13 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
         if isinstance(stage, SftStage):
             examples = stage.demonstrations + stage.single_turn_demonstrations
             steps, episodes = max(1, int(examples * stage.epochs / stage.batch_size)), examples
-            batch = f"{stage.batch_size} demonstrations"
+            batch = f"{stage.batch_size}"
             seconds = examples * _TASK_SECONDS + steps * stage.batch_size * tokens_each * slower / _RATE["train"]
         else:
             steps, episodes = stage.steps, stage.steps * stage.prompts_per_step * stage.group_size
-            batch = f"{stage.prompts_per_step} tasks x {stage.group_size}"
+            batch = f"{stage.prompts_per_step} x {stage.group_size}"
             tokens = episodes * tokens_each
-            seconds = episodes * _TASK_SECONDS + slower * (tokens * _SAMPLED_SHARE / _RATE["sample"] + tokens * stage.epochs / _RATE["train"])
+            seconds = episodes * _TASK_SECONDS + slower * (tokens * _SAMPLED_SHARE / _RATE["sample"] + tokens * _LEARNED_SHARE * stage.epochs / _RATE["train"])
         rows.append(
             {"name": stage.name, "kind": stage.kind, "mode": stage.mode, "steps": steps, "batch": batch, "trajectories": episodes,
              "tokens": episodes * tokens_each, "seconds": round(seconds)}

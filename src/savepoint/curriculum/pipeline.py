@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
 from savepoint.curriculum.demonstrations import demonstrate, demonstrations
 from savepoint.curriculum.plan import GrpoStage, Mode, Recipe, SftStage
@@ -41,7 +40,6 @@ def run_recipe(recipe: Recipe, profile: str | None, folder: Path, *, resume: boo
     Raises Interrupted when a person stops it (what was done is saved), UserError for input that cannot be used.
     """
     torch.set_num_threads(recipe.threads)
-    disable_progress_bar()  # of transformers: saving a model would write over our own display
     _prepare(folder, resume)
     run = Run(folder, recipe.seed, progress, tensorboard=recipe.tensorboard)
     try:

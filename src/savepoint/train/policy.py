@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from transformers.utils.logging import disable_progress_bar
 
 from savepoint.config import Settings
 from savepoint.errors import UserError
@@ -68,6 +69,7 @@ class Policy:
 
     def save(self, folder: Path | str) -> None:
         """Write configuration and weights as a transformers folder."""
+        disable_progress_bar()  # it would write over our own display
         self.model.save_pretrained(str(folder))
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -136,6 +138,7 @@ def _tiny_model(config: TinyConfig, vocab_size: int, pad_id: int, end_id: int) -
 def _load_model(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
+    disable_progress_bar()
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     try:
