@@ -122,6 +122,7 @@ class Shell:
         return "\n".join(str(row[0]) for row in self.session.execute(sql, max_rows=100_000).rows)
 
     def _show(self, result: ExecResult, started: float) -> None:
+        took = (time.perf_counter() - started) * 1000
         self.failed |= result.status != "ok"
         if self.json_mode:
             record = {"status": result.status, "columns": result.columns, "rows": result.rows, "truncated": result.truncated, "error": result.error}
@@ -133,7 +134,7 @@ class Shell:
         if result.columns:
             _print_rows(result, self.out)
         changed = f"{result.rowcount} rows changed, " if result.rowcount and not result.columns else ""
-        print(f"({changed}{(time.perf_counter() - started) * 1000:.2f} ms{', in a transaction' if result.in_transaction else ''})", file=self.out)
+        print(f"({changed}{took:.2f} ms{', in a transaction' if result.in_transaction else ''})", file=self.out)
 
     def _say(self, text: str, started: float) -> None:
         if self.json_mode:
