@@ -78,7 +78,9 @@ class Execution:
             failure = error
         finally:
             watchdog.disarm(alarm)
-        return self._answer(failure, started)
+        result = self._answer(failure, started)
+        failure = None  # its traceback holds this frame: together they would keep pages alive until the next garbage collection
+        return result
 
     # ------------------------------------------------------------------ running
 
