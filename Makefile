@@ -35,7 +35,6 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/state.py
-	$(BIN)/python benchmarks/engine.py
 
 docs: setup
 	$(BIN)/python docs/reference.py

@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,16 +200,23 @@ def eval_verb(arguments: argparse.Namespace) -> int:
 
 def synth_verb(arguments: argparse.Namespace) -> int:
     """`savepoint synth`."""
-    from savepoint.envs.sql.synth import synth_command
+    from savepoint.progress import Progress
     from savepoint.tables import print_synthesis
 
-    result = synth_command(
-        arguments.database, arguments.n, arguments.out, seed=arguments.seed, task=arguments.task, forms=_list(arguments.forms), kinds=_list(arguments.bugs),
-        rename_share=arguments.renamed_share, wording=arguments.wording, max_tables=arguments.max_tables, max_columns=arguments.max_columns,
-        force=arguments.force, store=arguments.store,
-    )  # fmt: skip
+    with Progress(f"making tasks from {arguments.database}", quiet=arguments.json) as progress:
+        result = _synthesise(arguments, lambda done: progress.activity("making tasks", done, arguments.n))
     _print(result) if arguments.json else print_synthesis(result)
     return 0
+
+
+def _synthesise(arguments: argparse.Namespace, each: Callable[[int], None]) -> dict[str, Any]:
+    from savepoint.envs.sql.synth import synth_command
+
+    return synth_command(
+        arguments.database, arguments.n, arguments.out, seed=arguments.seed, task=arguments.task, forms=_list(arguments.forms), kinds=_list(arguments.bugs),
+        rename_share=arguments.renamed_share, wording=arguments.wording, max_tables=arguments.max_tables, max_columns=arguments.max_columns,
+        force=arguments.force, store=arguments.store, each=each,
+    )  # fmt: skip
 
 
 def _list(text: str | None) -> tuple[str, ...] | None:

@@ -98,7 +98,7 @@ class Shell:
     def do_digest(self, level: str) -> str:
         if level not in ("", "page", "logical"):
             raise UserError(f".digest {level}: page or logical")
-        return self.session.digest(level or "page")
+        return self.session.digest("logical" if level == "logical" else "page")
 
     def do_delta(self, _: str) -> str:
         stats = self.session.stats()

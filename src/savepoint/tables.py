@@ -64,12 +64,12 @@ def print_evaluation(result: dict[str, Any]) -> None:
 def print_synthesis(result: dict[str, Any]) -> None:
     """`savepoint synth` for people."""
     console = Console()
-    console.print(f"{result['written']} tasks in {escape(str(result['out']))}", highlight=False)
+    console.print(f"{result['written']} tasks in {escape(str(result['out']))}, over {escape(str(result['database']))}", highlight=False, soft_wrap=True)
     for title, key in (("kinds", "kinds"), ("forms", "forms"), ("rejected", "rejected")):
         if result.get(key):
             console.print(f"  {title}: " + ", ".join(f"{name} {count}" for name, count in result[key].items()), highlight=False)
     if result.get("part"):
-        console.print(escape(result["part"]), highlight=False)
+        console.print(escape(result["part"]), highlight=False, soft_wrap=True)
 
 
 def print_findings(findings: Sequence[dict[str, Any]]) -> None:
