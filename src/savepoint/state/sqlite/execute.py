@@ -1,7 +1,7 @@
 """One call of `Session.execute`: runs a script statement by statement, under a deadline and caps, and answers with an `ExecResult`.
 
-apsw runs the statements of a script one after the other on one cursor; its trace callback is called when a statement is prepared and
-before it runs. That is where the clock is looked at, where a read-only call refuses, and where one result ends and the next begins.
+apsw calls back when a statement is prepared and before it runs. That is where the clock is looked at, where a read-only call refuses,
+and where a new result begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from savepoint.state.session import ExecResult, ExecStatus, Quota, SqlValue
 from savepoint.state.sqlite.connection import Connection
 from savepoint.state.sqlite.digest import decoded
 from savepoint.state.sqlite.pages import HOST_FULL, PAGE_QUOTA, TEMP_QUOTA, Volume
-from savepoint.state.sqlite.split import bare_statement
+from savepoint.state.sqlite.split import bare_statement, split_statements
 from savepoint.state.watchdog import watchdog
 
 MAX_ERROR_BYTES = 4096
@@ -27,8 +27,12 @@ _OURS = (apsw.NoMemError, apsw.IOError, apsw.CorruptError, apsw.NotADBError, aps
 _ANSWERED = (apsw.Error, UnicodeError, ValueError, MemoryError)
 
 
-class _NamesTooBig(Exception):
-    """The names of the result's columns alone are over the byte cap."""
+class _OverLimit(Exception):
+    """Something is over a limit of ours before SQLite sees it. `quota`: which, as "name=value"."""
+
+    def __init__(self, what: str, quota: str) -> None:
+        super().__init__(what)
+        self.quota = quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +74,14 @@ class Execution:
         failure: BaseException | None = None
         alarm = watchdog.arm(deadline, self.raw.interrupt)
         try:
-            rest = sql
-            while rest:
-                rest = self._run(rest)
-            self._end_statement()
-        except (*_ANSWERED, _NamesTooBig) as error:
+            if len(sql.encode("utf-8", "surrogatepass")) > self.quota.sql_length:
+                raise _OverLimit("the SQL is too long", f"sql_length={self.quota.sql_length}")
+            for statement in split_statements(sql):
+                rest = statement
+                while rest:  # at once empty, but were SQLite to see two statements in it, none would be lost
+                    rest = self._run(rest)
+                self._end_statement()
+        except (*_ANSWERED, _OverLimit) as error:
             failure = error
         finally:
             watchdog.disarm(alarm)
@@ -85,7 +92,7 @@ class Execution:
     # ------------------------------------------------------------------ running
 
     def _run(self, script: str) -> str:
-        """Run statements to the end of the script, or until a result is cut. Returns what is left to run."""
+        """Run a statement to its end, or until its result is cut. Returns what is left to run."""
         self._read_to = 0
         cursor = self.raw.cursor()
         cursor.exec_trace = self._begin_statement
@@ -121,7 +128,7 @@ class Execution:
         names = tuple(name for name, *_ in cursor.get_description())
         if names:
             if sum(map(_text_bytes, names)) > self.limits.max_bytes:
-                raise _NamesTooBig
+                raise _OverLimit("the names of the columns are too big", f"max_bytes={self.limits.max_bytes}")
             self.columns, self.rows, self.bytes, self.cut, self.cut_by = names, [], 0, 0, None
         return True
 
@@ -199,12 +206,12 @@ class Execution:
         quota, policy = self.quota, self.connection.policy
         if isinstance(error, apsw.InterruptError) or policy.late:
             return "timeout", f"deadline_s={self.limits.deadline_s:g}" if self.connection.is_late else None
-        if isinstance(error, _NamesTooBig):
-            return "too_big", f"max_bytes={self.limits.max_bytes}"
+        if isinstance(error, _OverLimit):
+            return "too_big", error.quota
         if policy.denied or str(error).startswith("unsafe use of "):  # SQLite's own refusal, of such a function in a view or a trigger
             return "denied", None
         if isinstance(error, apsw.TooBigError):
-            return "too_big", f"sql_length={quota.sql_length}" if "query string" in str(error) else f"length={quota.length}"
+            return "too_big", f"length={quota.length}"
         if isinstance(error, apsw.FullError) and refused & PAGE_QUOTA:
             return "full", f"delta_bytes={quota.delta_bytes}"
         if isinstance(error, apsw.FullError) and refused & TEMP_QUOTA:
@@ -217,8 +224,6 @@ class Execution:
 
     def _words(self, error: BaseException, status: ExecStatus) -> str:
         """SQLite's words; ours where it has none, and what was denied where it does not say."""
-        if isinstance(error, _NamesTooBig):
-            return "the names of the columns are too big"
         if isinstance(error, UnicodeError):
             return "the SQL holds a character that is not valid Unicode"
         if status == "timeout":

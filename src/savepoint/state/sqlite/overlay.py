@@ -229,21 +229,24 @@ class _VolumeVFS(apsw.VFS):
 
     def __init__(self, name: str, volume: OverlayVolume) -> None:
         super().__init__(name, "")
-        self.volume = weakref.proxy(volume)
+        self._volume = weakref.ref(volume)  # the volume owns its VFS; an open file owns the volume
 
     def xOpen(self, name: Any, flags: list[int]) -> Any:
+        volume = self._volume()
+        if volume is None:
+            raise apsw.CantOpenError("the session is closed")
         if flags[0] & apsw.SQLITE_OPEN_MAIN_DB:
-            if self.volume.main_open:
+            if volume.main_open:
                 raise apsw.CantOpenError("a session opens its own database, once")
-            self.volume.main_open = True
+            volume.main_open = True
             flags[1] = flags[0]
-            return _MainFile(self.volume)
+            return _MainFile(volume)
         if flags[0] & _JOURNALS:
             flags[1] = flags[0]
-            return _Journal(self.volume)
+            return _Journal(volume)
         if name is not None:
             raise apsw.CantOpenError("a session opens no file by name")
-        return _TempFile(self.volume, flags)
+        return _TempFile(volume, flags)
 
     def xFullPathname(self, name: str) -> str:
         return name

@@ -8,7 +8,7 @@ import apsw
 
 # What a semicolon can hide in. An unterminated string or comment runs to the end, as in SQLite's tokenizer.
 _TOKEN = re.compile(r"'(?:[^']|'')*(?:'|\Z)|\"(?:[^\"]|\"\")*(?:\"|\Z)|`(?:[^`]|``)*(?:`|\Z)|\[[^\]]*(?:\]|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z)|;", re.DOTALL)
-_NOTHING = re.compile(r"(?:[\s;\ufeff]|--[^\n]*|/\*.*?(?:\*/|\Z))*", re.DOTALL)
+_NOTHING = re.compile(r"(?>[\s;\ufeff]|--[^\n]*|/\*.*?(?:\*/|\Z))*+", re.DOTALL)  # atomic: a comment must not stretch over what follows it
 
 
 def split_statements(sql: str) -> list[str]:
