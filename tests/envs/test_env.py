@@ -111,6 +111,14 @@ def test_a_state_changing_gold_is_graded_by_the_state_it_leaves(world: World):
     assert grader.grade(image, task, ["SELECT 1"]).outcome == "wrong_state"
 
 
+def test_uncommitted_work_does_not_exist_even_where_it_has_left_the_cache(world: World):
+    update = "UPDATE people SET name = hex(zeroblob(3000))"
+    task = debugging(issue_sql=["SELECT 1"], sol_sql=[update])
+    grader = Grader(world.backend)
+    assert grader.grade(world.image(task), task, [update]).outcome == "correct"
+    assert grader.grade(world.image(task), task, [f"BEGIN; {update}"]).outcome == "wrong_state"
+
+
 def test_a_gold_that_proves_nothing_is_invalid_and_never_scored(world: World):
     grader = Grader(world.backend)
     for gold in ("SELECT city FROM people WHERE age > 1000", "DELETE FROM people WHERE age > 1000", "SELECT nobody FROM people"):
