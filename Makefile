@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-OUT ?= runs/$(if $(DB),$(basename $(notdir $(DB))),quickstart)
+OUT ?= runs/$(if $(DB),$(shell basename "$(DB)" | sed 's/\.[^.]*$$//'),quickstart)
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: setup quickstart resume test test-all lint bench docs clean
@@ -20,6 +20,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt setup.py src/savepoint/state/sqli
 quickstart: setup
 	@$(BIN)/savepoint run quickstart --out "$(OUT)" $(if $(DB),--set 'tasks.database=$(DB)') $(foreach pair,$(SET),--set '$(pair)')
 
+# make resume [OUT=folder]: go on with a run that was stopped
 resume: setup
 	@$(BIN)/savepoint run --out "$(OUT)" --resume
 
