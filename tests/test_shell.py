@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,3 +67,79 @@ def test_an_export_is_a_database_and_replaces_nothing(database: Path, tmp_path: 
     assert status == 1
     _, out = talk(target, "SELECT count(*) FROM people;", "PRAGMA integrity_check;")
     assert "\n3" in out and "ok" in out
+
+
+def test_each_statement_of_a_line_answers_up_to_the_first_that_fails(database: Path):
+    status, out = talk(database, "SELECT 1 AS one; SELECT 2 AS two; SELECT nobody; SELECT 4 AS four;")
+    assert status == 1 and "one" in out and "two" in out and "no such column: nobody" in out and "four" not in out
+
+
+def test_json_stays_json_whatever_the_values(database: Path):
+    _, out = talk(database, "SELECT 9e999, -9e999, CAST(x'ff' AS TEXT), 9223372036854775807, NULL, 'a\nb';", "SELECT 1\0;", json_mode=True)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    first, second = (json.loads(line, parse_constant=refuse) for line in out.splitlines())
+    assert first["rows"] == [["inf", "-inf", "\udcff", 9223372036854775807, None, "a\nb"]] and second["status"] == "sql_error"
+
+
+def test_commands_say_what_they_miss(database: Path):
+    _, out = talk(database, ".restore", ".use nobody", ".fork", ".fork main", ".export", ".digest deep", ".schema nobody", "BEGIN;", ".checkpoint", ".fork x")
+    for words in (
+        "no checkpoint ''", "no session 'nobody': there is main", ".fork needs a name", "session 'main' exists already", ".export needs a file",
+        ".digest deep: page or logical", "no table 'nobody'", "checkpoint: a transaction is open", "fork: a transaction is open",
+    ):  # fmt: skip
+        assert words in out
+
+
+def test_schema_and_tables_list_the_database(database: Path):
+    view = "CREATE VIEW old AS SELECT * FROM people WHERE age > 60;"
+    _, out = talk(database, view, ".tables", ".schema OLD", ".checkpoint", ".checkpoint", ".digest logical")
+    assert "people" in out and "notes" in out and view in out
+    assert "checkpoint 1: " in out and "checkpoint 2: " in out
+
+
+def test_from_a_pipe_there_is_no_prompt_and_the_status_tells(database: Path, tmp_path: Path):
+    command = [sys.executable, "-c", "import sys; from savepoint.shell import run_shell; sys.exit(run_shell(sys.argv[1], store=sys.argv[2]))"]
+    for text, status in (("SELECT count(*) AS n FROM people;\n.reset\n", 0), ("SELECT nobody;\n", 1)):
+        done = subprocess.run([*command, str(database), str(tmp_path / "store")], input=text, capture_output=True, text=True, timeout=60)
+        assert done.returncode == status and "main>" not in done.stdout and done.stderr == ""
+    done = subprocess.run([*command, str(database), str(tmp_path / "store")], input=".tables", capture_output=True, text=True, timeout=60)
+    assert done.stdout.split()[:2] == ["notes", "people"], "the last line needs no end"
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_on_a_terminal_ctrl_c_stops_the_statement_and_not_the_shell(database: Path, tmp_path: Path):
+    code = "import sys; from savepoint.shell import run_shell; sys.exit(run_shell(sys.argv[1], store=sys.argv[2]))"
+    controller, terminal = os.openpty()
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TERM": "dumb"}
+    command = [sys.executable, "-c", code, str(database), str(tmp_path / "store")]
+    shell = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment, start_new_session=True)
+    os.close(terminal)
+
+    def read_until(words: str) -> str:
+        text, end = "", time.monotonic() + 30
+        while words not in text:
+            assert time.monotonic() < end, text
+            if select.select([controller], [], [], 0.2)[0]:
+                text += os.read(controller, 4096).decode("utf-8", "replace")
+        return text
+
+    try:
+        assert "The file is not written" in read_until("main> ")
+        os.write(controller, b"WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)\n")
+        read_until("...> ")
+        os.write(controller, b"SELECT sum(x) FROM c;\n")
+        time.sleep(0.5)
+        started = time.monotonic()
+        shell.send_signal(signal.SIGINT)
+        assert "interrupted" in read_until("main> ") and time.monotonic() - started < 5
+        os.write(controller, b"SELECT count(*) + 4000 AS n FROM people;\n")
+        assert "4060" in read_until("ms)")
+        os.write(controller, b".quit\n")
+        assert shell.wait(30) == 0
+        assert "count(*) + 4000" in (tmp_path / "cache" / "savepoint" / "shell_history").read_text()
+    finally:
+        shell.kill()
+        os.close(controller)

@@ -1,22 +1,27 @@
-"""`savepoint shell`: SQL on a leased session of any database, with the states of it at hand. The file itself is never written."""
+"""`savepoint shell`: SQL on a leased session of any database, with its states at hand. The file itself is never written."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
-import apsw
-
 from savepoint.errors import UserError
-from savepoint.state import BaseImage, ExecResult, Session, Snapshot, SqliteBackend, StateError, open_backend
+from savepoint.state import BaseImage, ExecResult, Quota, Session, Snapshot, SqliteBackend, StateError, open_backend
+from savepoint.state.sqlite.build import cache_dir
+from savepoint.state.sqlite.split import ends_statement
 
-_SHOWN_ROWS = 100
-_DEADLINE_S = 300.0
+_SHOWN_ROWS, _KEPT_ROWS, _KEPT_BYTES = 100, 10_000, 16 << 20
+_DEADLINE_S = 86_400.0  # Ctrl-C ends a statement that takes too long
+# A person's own session, not an agent's: room for whatever fits on the machine.
+_QUOTA = Quota(delta_bytes=64 << 30, temp_bytes=64 << 30, length=1_000_000_000, sql_length=64 << 20, columns=2000)
+_HISTORY_LINES = 2000
 _HELP = """\
 .checkpoint [NAME]   keep the state of this moment (default name: 1, 2, ...)
 .restore NAME        go back to a checkpoint; TEMP objects and open transactions are gone
@@ -26,41 +31,52 @@ _HELP = """\
 .digest [logical]    digest of the contents          .delta          what differs from the file
 .export FILE         write the contents as a database file
 .tables              .schema [TABLE]                 .help           .quit
-SQL may span lines and ends with a semicolon."""
+SQL may span lines and ends with a semicolon. Ctrl-C stops a statement, Ctrl-D the shell."""
 
 
 class Shell:
-    """One shell: named sessions over one image, each with its checkpoints."""
+    """Named sessions over one image, and the checkpoints they share. A command is a method `do_NAME(argument) -> text`."""
 
     def __init__(self, backend: SqliteBackend, image: BaseImage, out: TextIO, *, json_mode: bool) -> None:
         self.backend, self.image, self.out, self.json_mode = backend, image, out, json_mode
-        self.sessions: dict[str, Session] = {"main": backend.lease(image, owner="shell", ttl_s=None)}
+        self.sessions: dict[str, Session] = {"main": backend.lease(image, owner="shell", quota=_QUOTA, ttl_s=None)}
         self.checkpoints: dict[str, Snapshot] = {}
         self.current = "main"
         self.failed = False
+        self._worker = ThreadPoolExecutor(1, "savepoint-shell")
 
     @property
     def session(self) -> Session:
         return self.sessions[self.current]
 
     def run(self, text: str) -> bool:
-        """Run a dot command or SQL; False when the shell should end."""
-        started = time.perf_counter()
+        """Run a dot command, or SQL statement by statement up to the first that fails; False when the shell should end."""
         if not text.startswith("."):
-            self._show(self.session.execute(text, deadline_s=_DEADLINE_S, max_rows=10_000, max_bytes=16 << 20), started)
+            for statement in self.session.statements(text):
+                started = time.perf_counter()
+                result = self._execute(statement)
+                self._show(result, time.perf_counter() - started)
+                if result.status != "ok":
+                    break
             return True
+        started = time.perf_counter()
         name, _, argument = text[1:].strip().partition(" ")
         if name in ("quit", "exit"):
             return False
-        command: Callable[[str], Any] | None = getattr(self, f"do_{name}", None)
+        command: Callable[[str], str] | None = getattr(self, f"do_{name}", None)
         if command is None:
             self._fail(f"no command .{name}: see .help")
             return True
         try:
             self._say(command(argument.strip()), started)
-        except (StateError, UserError, OSError) as error:
+        except (StateError, UserError) as error:
             self._fail(str(error))
         return True
+
+    def close(self) -> None:
+        self._worker.shutdown()
+
+    # ------------------------------------------------------------------ commands
 
     def do_help(self, _: str) -> str:
         return _HELP
@@ -71,9 +87,7 @@ class Shell:
         return f"checkpoint {name}: {snapshot.pages} pages differ from the file"
 
     def do_restore(self, name: str) -> str:
-        if name not in self.checkpoints:
-            raise UserError(f"no checkpoint {name!r}: {', '.join(self.checkpoints) or 'none was made'}")
-        self.session.restore(self.checkpoints[name])
+        self.session.restore(_named(self.checkpoints, name, "checkpoint"))
         return f"back at checkpoint {name}"
 
     def do_fork(self, name: str) -> str:
@@ -83,8 +97,7 @@ class Shell:
         return f"session {name} has the contents of {self.current}; .use {name} to work in it"
 
     def do_use(self, name: str) -> str:
-        if name not in self.sessions:
-            raise UserError(f"no session {name!r}: {', '.join(self.sessions)}")
+        _named(self.sessions, name, "session")
         self.current = name
         return f"in session {name}"
 
@@ -111,22 +124,37 @@ class Shell:
         return f"written to {file}"
 
     def do_tables(self, _: str) -> str:
-        return self._column("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name")
+        return self._column("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY name")
 
     def do_schema(self, table: str) -> str:
         name = table.replace("'", "''")
-        only = f" AND tbl_name = '{name}'" if table else ""
-        return self._column(f"SELECT sql || ';' FROM sqlite_master WHERE sql IS NOT NULL{only} ORDER BY rowid")
+        only = f" AND lower(tbl_name) = lower('{name}')" if table else ""
+        text = self._column(f"SELECT sql || ';' FROM sqlite_master WHERE sql IS NOT NULL{only} ORDER BY rowid")
+        if table and not text:
+            raise UserError(f"no table {table!r}: see .tables")
+        return text
+
+    # ------------------------------------------------------------------ running and showing
+
+    def _execute(self, sql: str) -> ExecResult:
+        """Run SQL in a thread of its own: this one stays free to notice Ctrl-C, whatever SQLite is doing."""
+        call = self._worker.submit(self.session.execute, sql, deadline_s=_DEADLINE_S, max_rows=_KEPT_ROWS, max_bytes=_KEPT_BYTES)
+        while True:
+            try:
+                return call.result()
+            except KeyboardInterrupt:
+                self.session.interrupt()
 
     def _column(self, sql: str) -> str:
-        return "\n".join(str(row[0]) for row in self.session.execute(sql, max_rows=100_000).rows)
+        return "\n".join(_printable(row[0]) for row in self._execute(sql).rows)
 
-    def _show(self, result: ExecResult, started: float) -> None:
-        took = (time.perf_counter() - started) * 1000
+    def _show(self, result: ExecResult, seconds: float) -> None:
         self.failed |= result.status != "ok"
         if self.json_mode:
-            record = {"status": result.status, "columns": result.columns, "rows": result.rows, "truncated": result.truncated, "error": result.error}
-            print(json.dumps(record, default=lambda value: value.hex()), file=self.out)
+            rows = [[_json_value(value) for value in row] for row in result.rows]
+            record: dict[str, Any] = {"status": result.status, "columns": result.columns, "rows": rows, "truncated": result.truncated, "rowcount": result.rowcount}
+            record |= {"error": result.error, "in_transaction": result.in_transaction, "ms": round(seconds * 1000, 3)}
+            print(json.dumps(record), file=self.out, flush=True)
             return
         if result.status != "ok":
             self._fail(f"{result.status}: {result.error}" + (" (the transaction was rolled back)" if result.transaction_lost else ""))
@@ -134,20 +162,24 @@ class Shell:
         if result.columns:
             _print_rows(result, self.out)
         changed = f"{result.rowcount} rows changed, " if result.rowcount and not result.columns else ""
-        print(f"({changed}{took:.2f} ms{', in a transaction' if result.in_transaction else ''})", file=self.out)
+        print(f"({changed}{seconds * 1000:.2f} ms{', in a transaction' if result.in_transaction else ''})", file=self.out, flush=True)
 
     def _say(self, text: str, started: float) -> None:
+        milliseconds = (time.perf_counter() - started) * 1000
         if self.json_mode:
-            print(json.dumps({"text": text}), file=self.out)
+            print(json.dumps({"text": text, "ms": round(milliseconds, 3)}), file=self.out, flush=True)
         else:
-            print(f"{text}\n({(time.perf_counter() - started) * 1000:.2f} ms)" if text != _HELP else text, file=self.out)
+            print(text if text == _HELP else f"{text}\n({milliseconds:.2f} ms)", file=self.out, flush=True)
 
     def _fail(self, text: str) -> None:
         self.failed = True
-        if self.json_mode:
-            print(json.dumps({"error": text}), file=self.out)
-        else:
-            print(text, file=self.out)
+        print(json.dumps({"error": text}) if self.json_mode else text, file=self.out, flush=True)
+
+
+def _named(things: dict[str, Any], name: str, what: str) -> Any:
+    if name not in things:
+        raise UserError(f"no {what} {name!r}: there is {', '.join(things)}" if things else f"no {what} {name!r}: none was made")
+    return things[name]
 
 
 def _print_rows(result: ExecResult, out: TextIO) -> None:
@@ -173,6 +205,13 @@ def _printable(value: object) -> str:
     return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
+def _json_value(value: object) -> object:
+    """JSON has no blobs and no infinities: hexadecimal digits and the words inf, -inf stand for them."""
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def run_shell(database: str, *, store: str | Path | None = None, json_mode: bool = False, lines: TextIO | None = None, out: TextIO | None = None) -> int:
     """Run the shell until its input ends. Status 1 when input that was no terminal held something that failed, else 0.
 
@@ -180,14 +219,13 @@ def run_shell(database: str, *, store: str | Path | None = None, json_mode: bool
     """
     lines, out = lines or sys.stdin, out or sys.stdout
     interactive = lines.isatty() and not json_mode
-    with open_backend("sqlite", store=store) as backend:
+    with open_backend("sqlite", store=store) as backend, contextlib.ExitStack() as stack:
         started = time.perf_counter()
-        if interactive:
-            print(f"importing {database} ...", file=sys.stderr)
-        image = backend.import_base(database)
+        image = backend.import_base(database, progress=_Importing(database).tell)
         shell = Shell(backend, image, out, json_mode=json_mode)
+        stack.callback(shell.close)
         if interactive:
-            _history()
+            stack.callback(_history())
             seconds = time.perf_counter() - started
             print(f"{database}: {image.size:,} bytes, ready after {seconds:.1f} s. The file is not written. .help lists commands.", file=out)
         for text in _statements(lines, shell, interactive=interactive):
@@ -199,12 +237,40 @@ def run_shell(database: str, *, store: str | Path | None = None, json_mode: bool
     return int(shell.failed and not interactive)
 
 
-def _history() -> None:
-    """Line editing and history, where Python has readline."""
-    with contextlib.suppress(ImportError, OSError):
-        import readline
+class _Importing:
+    """A progress line on standard error: one that is rewritten on a terminal, one for each stage elsewhere, none for what takes no time."""
 
-        readline.set_history_length(1000)
+    def __init__(self, database: str) -> None:
+        self.database, self.started, self.stage = database, time.monotonic(), ""
+
+    def tell(self, stage: str, share: float) -> None:
+        if time.monotonic() - self.started < 0.5:
+            return
+        percent = f" {share:.0%}" if share else ""
+        if sys.stderr.isatty():
+            print(f"\r{self.database}: {stage}{percent}\x1b[K", end="\n" if share >= 1 else "", file=sys.stderr, flush=True)
+        elif stage != self.stage:
+            print(f"{self.database}: {stage}", file=sys.stderr)
+        self.stage = stage
+
+
+def _history() -> Callable[[], None]:
+    """Line editing, and the history of earlier shells, where Python has readline. Returns what saves it."""
+    try:
+        import readline
+    except ImportError:
+        return lambda: None
+    file = cache_dir() / "shell_history"
+    with contextlib.suppress(OSError):
+        readline.read_history_file(file)
+    readline.set_history_length(_HISTORY_LINES)
+
+    def save() -> None:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(file)
+
+    return save
 
 
 def _statements(lines: TextIO, shell: Shell, *, interactive: bool) -> Iterator[str]:
@@ -212,15 +278,14 @@ def _statements(lines: TextIO, shell: Shell, *, interactive: bool) -> Iterator[s
     pending = ""
     while True:
         try:
-            line = input("   ...> " if pending else f"{shell.current}> ") if interactive else lines.readline()
+            line = input("   ...> " if pending else f"{shell.current}> ") + "\n" if interactive else lines.readline()
         except EOFError:
             line = ""
+            print(file=shell.out)
         except KeyboardInterrupt:
             pending = ""
             print(file=shell.out)
             continue
-        else:
-            line = line if not interactive else line + "\n"
         if not line:
             break
         if not pending and (not line.strip() or line.startswith(".")):
@@ -228,7 +293,7 @@ def _statements(lines: TextIO, shell: Shell, *, interactive: bool) -> Iterator[s
                 yield line.strip()
             continue
         pending += line
-        if apsw.complete(pending):
+        if ends_statement(pending):
             yield pending.strip()
             pending = ""
     if pending.strip():

@@ -18,7 +18,7 @@ def split_statements(sql: str) -> list[str]:
     """
     statements, start = [], 0
     for token in _TOKEN.finditer(sql):
-        if token.group() == ";" and _ends_statement(sql[start : token.end()]):
+        if token.group() == ";" and ends_statement(sql[start : token.end()]):
             statements.append(sql[start : token.end()])
             start = token.end()
     statements.append(sql[start:])
@@ -30,7 +30,8 @@ def bare_statement(statement: str) -> str:
     return statement.rstrip(" \t\n\r\f;")
 
 
-def _ends_statement(text: str) -> bool:
+def ends_statement(text: str) -> bool:
+    """Whether SQLite takes the text for complete statements: it ends with a `;` that is no part of a string, a comment or a trigger's body."""
     try:
         return apsw.complete(text)
     except (ValueError, UnicodeEncodeError):  # a NUL or a lone surrogate: SQLite will refuse the statement, wherever it ends
