@@ -152,7 +152,13 @@ class Shell:
         self.failed |= result.status != "ok"
         if self.json_mode:
             rows = [[_json_value(value) for value in row] for row in result.rows]
-            record: dict[str, Any] = {"status": result.status, "columns": result.columns, "rows": rows, "truncated": result.truncated, "rowcount": result.rowcount}
+            record: dict[str, Any] = {
+                "status": result.status,
+                "columns": result.columns,
+                "rows": rows,
+                "truncated": result.truncated,
+                "rowcount": result.rowcount,
+            }
             record |= {"error": result.error, "in_transaction": result.in_transaction, "ms": round(seconds * 1000, 3)}
             print(json.dumps(record), file=self.out, flush=True)
             return

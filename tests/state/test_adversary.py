@@ -9,8 +9,7 @@ import pytest
 from state_support import Lease, file_hash, rows
 
 LOOP = (
-    "CREATE TABLE l(a); CREATE TRIGGER t AFTER INSERT ON l BEGIN INSERT INTO l VALUES (new.a + 1); END; "
-    "PRAGMA recursive_triggers = 1; INSERT INTO l VALUES (1)"
+    "CREATE TABLE l(a); CREATE TRIGGER t AFTER INSERT ON l BEGIN INSERT INTO l VALUES (new.a + 1); END; PRAGMA recursive_triggers = 1; INSERT INTO l VALUES (1)"
 )
 VIEWS = "CREATE VIEW v0 AS SELECT 1 AS a;" + "".join(f"CREATE VIEW v{i} AS SELECT a.a FROM v{i - 1} a, v{i - 1} b;" for i in range(1, 16))
 GAMES = "BEGIN; UPDATE orders SET amount = 1; COMMIT; BEGIN; DELETE FROM orders; ROLLBACK; SAVEPOINT a; DELETE FROM orders; RELEASE a"

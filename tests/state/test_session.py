@@ -142,7 +142,7 @@ def test_the_logical_digest_sees_content_and_nothing_else(lease: Lease):
 def test_the_logical_digest_reads_every_kind_of_table(session: Session):
     session.execute(
         "CREATE TABLE w(a TEXT PRIMARY KEY, b) WITHOUT ROWID; INSERT INTO w VALUES (CAST(x'ff' AS TEXT), 1);"
-        "CREATE TABLE g(a, b AS (a * 2), c AS (a + 1) STORED); INSERT INTO g VALUES (3); CREATE TABLE \"odd \"\" name\"(\"x y\");"
+        'CREATE TABLE g(a, b AS (a * 2), c AS (a + 1) STORED); INSERT INTO g VALUES (3); CREATE TABLE "odd "" name"("x y");'
         "CREATE VIRTUAL TABLE f USING fts5(t); INSERT INTO f VALUES ('word'); CREATE TABLE s(a TEXT) STRICT"
     )
     before = session.digest("logical")

@@ -42,7 +42,8 @@ class SqliteBackend:
     def import_base(self, path: str | Path, *, progress: Progress | None = None) -> BaseImage:
         """Copy a database into the store, once, and open it. UserError, one line that names the file, for what is no usable database.
 
-        The source and its neighbours are only read; a `-wal` beside it is folded into the copy. progress(done bytes, all bytes) is called on the way.
+        The source and its neighbours are only read; a `-wal` beside it is folded into the copy. On the way, progress(what is being done,
+        the share of it that is done) is called.
         """
         file, digest = self.store.add(Path(path), progress)
         with self._lock:
@@ -63,9 +64,7 @@ class SqliteBackend:
             self._keep(key, image)
             return image
 
-    def lease(
-        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0
-    ) -> Session:
+    def lease(self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0) -> Session:
         """A private session on an image, in constant time. It ends after `ttl_s` seconds (None: never), whoever holds it; `owner` is named then.
 
         StateError when the image was released or its file in the store touched. ValueError when `ttl_s` is not positive.
@@ -74,15 +73,6 @@ class SqliteBackend:
             raise ValueError(f"ttl_s={ttl_s}: must be positive, or None")
         self._live()
         session = Session(self, image, owner=owner, quota=quota or Quota(), ttl_s=ttl_s, seed=seed)
-        self._sessions.add(session)
-        return session
-
-    def open_session(self, parent: Session, contents: Image, owner: str) -> Session:
-        """A session like `parent` that begins with `contents`: what `Session.fork` is made of."""
-        self._live()
-        session = Session(
-            self, parent.image, owner=owner, quota=parent.quota, ttl_s=parent.ttl_s, seed=parent.seed, contents=contents
-        )
         self._sessions.add(session)
         return session
 
@@ -112,6 +102,13 @@ class SqliteBackend:
     def _live(self) -> None:
         if self._closed:
             raise StateError("the backend is closed")
+
+    def _open_fork(self, parent: Session, contents: Image, owner: str) -> Session:
+        """A session like `parent` that begins with `contents`; `Session.fork` calls it."""
+        self._live()
+        session = Session(self, parent.image, owner=owner, quota=parent.quota, ttl_s=parent.ttl_s, seed=parent.seed, contents=contents)
+        self._sessions.add(session)
+        return session
 
     def _open(self, file: Path, digest: str) -> BaseImage:
         with file.open("rb") as header:

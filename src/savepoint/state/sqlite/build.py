@@ -48,9 +48,7 @@ def has_header() -> bool | None:
     if command is None:
         return None
     try:
-        done = subprocess.run(
-            [*command, "-E", "-x", "c", "-"], input=b"#include <sqlite3ext.h>\n", capture_output=True, timeout=COMPILE_TIMEOUT_S
-        )
+        done = subprocess.run([*command, "-E", "-x", "c", "-"], input=b"#include <sqlite3ext.h>\n", capture_output=True, timeout=COMPILE_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
@@ -80,9 +78,7 @@ def build_library() -> Path:
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
             define = f'-DCOW_SOURCE="{source_hash()}"'
-            done = subprocess.run(
-                [*command, *FLAGS, define, str(SOURCE), "-o", str(made)], capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S
-            )
+            done = subprocess.run([*command, *FLAGS, define, str(SOURCE), "-o", str(made)], capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
             if done.returncode:
                 raise BuildError(_first_error(done.stderr))
             made.replace(target)  # atomic: of two processes that build at once, either's library will do

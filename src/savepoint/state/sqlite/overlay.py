@@ -18,9 +18,7 @@ import apsw
 from savepoint.state.errors import StateError
 from savepoint.state.sqlite.pages import HOST_FULL, PAGE_QUOTA, TEMP_QUOTA, VolumeStats
 
-_DEVICE = (
-    apsw.SQLITE_IOCAP_ATOMIC | apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE | apsw.SQLITE_IOCAP_SAFE_APPEND | apsw.SQLITE_IOCAP_SEQUENTIAL
-)
+_DEVICE = apsw.SQLITE_IOCAP_ATOMIC | apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE | apsw.SQLITE_IOCAP_SAFE_APPEND | apsw.SQLITE_IOCAP_SEQUENTIAL
 _JOURNALS = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL
 _alive = {"volumes": 0, "images": 0, "bases": 0, "pages": 0}
 

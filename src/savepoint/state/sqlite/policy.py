@@ -20,9 +20,7 @@ LOOKUPS = frozenset(
 # Values to read and not to set: they belong to the file, the cache or the process.
 READABLE = frozenset("schema_version page_size page_count cache_size encoding auto_vacuum freelist_count data_version".split())
 # Settings of the connection: a fork takes them along.
-CONNECTION_SETTINGS = frozenset(
-    "foreign_keys recursive_triggers case_sensitive_like reverse_unordered_selects analysis_limit ignore_check_constraints".split()
-)
+CONNECTION_SETTINGS = frozenset("foreign_keys recursive_triggers case_sensitive_like reverse_unordered_selects analysis_limit ignore_check_constraints".split())
 # What may be set: the connection's settings, what ends with the transaction, and values in the session's own database.
 SETTABLE = CONNECTION_SETTINGS | frozenset("defer_foreign_keys user_version application_id".split())
 # Commands that write, with and without an argument.
@@ -111,8 +109,7 @@ def harden(connection: apsw.Connection, quota: Quota, policy: Policy, columns: i
     """Limits, defences and pragmas of a connection that will run an agent's SQL. `columns`: the widest table that must stay readable."""
     # A real journal (not journal_mode=memory): its bytes are then on the session's account, and reading it tells the VFS of a rollback.
     connection.execute(
-        "PRAGMA locking_mode=exclusive; PRAGMA journal_mode=truncate; PRAGMA synchronous=off; "
-        f"PRAGMA temp_store=file; PRAGMA cache_size=-{CACHE_KIB}"
+        f"PRAGMA locking_mode=exclusive; PRAGMA journal_mode=truncate; PRAGMA synchronous=off; PRAGMA temp_store=file; PRAGMA cache_size=-{CACHE_KIB}"
     ).fetchall()
     for limit, value in (
         (apsw.SQLITE_LIMIT_LENGTH, quota.length),
@@ -130,4 +127,3 @@ def harden(connection: apsw.Connection, quota: Quota, policy: Policy, columns: i
     ):
         connection.config(option, value)
     connection.authorizer = policy.authorize
-

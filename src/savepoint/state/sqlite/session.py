@@ -93,9 +93,7 @@ class Session:
 
     # ------------------------------------------------------------------ SQL
 
-    def execute(
-        self, sql: str, *, deadline_s: float = 5.0, max_rows: int = 1000, max_bytes: int = 1 << 20, readonly: bool = False
-    ) -> ExecResult:
+    def execute(self, sql: str, *, deadline_s: float = 5.0, max_rows: int = 1000, max_bytes: int = 1 << 20, readonly: bool = False) -> ExecResult:
         """Run a statement or a script, up to the first statement that fails. Never raises for what the SQL does.
 
         deadline_s: seconds for the whole call. max_rows, max_bytes: the result is cut there, and says so; later statements still run.
@@ -168,7 +166,7 @@ class Session:
             forks: list[Session] = []
             try:
                 for number in range(n):
-                    forks.append(self._backend.open_session(self, contents, f"{self.owner}/fork-{number}"))
+                    forks.append(self._backend._open_fork(self, contents, f"{self.owner}/fork-{number}"))
                     forks[-1]._live().apply(settings)
             except BaseException:
                 for fork in forks:
@@ -189,7 +187,7 @@ class Session:
             return ResetProof(self.image.digest, before, after.delta_pages, after.same_size, digest_ok, self.generation)
 
     def digest(self, level: Literal["page", "logical"] = "page") -> str:
-        """"page": of the file, the image's own while nothing differs; the same for equal files over one base. "logical": of definitions and rows;
+        """ "page": of the file, the image's own while nothing differs; the same for equal files over one base. "logical": of definitions and rows;
         equal contents have equal digests, however they came to be. StateError inside a transaction."""
         if level not in ("page", "logical"):
             raise ValueError(f"level must be 'page' or 'logical', not {level!r}")
@@ -228,9 +226,7 @@ class Session:
         with self._lock:
             self._live()
             stats, page = self._lease.volume.stats(), self.image.page_size
-            return SessionStats(
-                stats.delta_pages, stats.delta_pages * page, stats.held_pages * page, stats.temp_bytes, stats.size, self._executions
-            )
+            return SessionStats(stats.delta_pages, stats.delta_pages * page, stats.held_pages * page, stats.temp_bytes, stats.size, self._executions)
 
     def close(self) -> None:
         """Give the session back. Its snapshots and forks live on. Closing twice is nothing."""
