@@ -51,6 +51,18 @@ def test_01_a_rollback_succeeds_at_the_quota_although_it_needs_pages_that_were_g
     assert session.stats().held_bytes == held
 
 
+def test_01_after_a_rollback_the_quota_holds_again(lease: Lease):
+    """Also for pages that are in the journal already and so need no new entry in it."""
+    session = lease(delta_bytes=25 * 4096)
+    rows(session, "BEGIN; UPDATE customer SET balance = 1; CREATE TABLE big(b); SAVEPOINT s; UPDATE customer SET balance = 2; ROLLBACK TO s")
+    for _ in range(6):
+        status = session.execute("INSERT INTO big VALUES (zeroblob(60000))").status
+        assert session.stats().held_bytes <= 25 * 4096
+        if status != "ok":
+            break
+    assert status == "full"
+
+
 def test_01_a_write_that_changes_nothing_costs_nothing(lease: Lease):
     session = lease(delta_bytes=4096)
     assert session.execute("UPDATE orders SET amount = amount").delta_pages <= 1, "only the page with the change counter"
@@ -412,10 +424,14 @@ def test_19_a_base_that_somebody_touched_is_refused(backend: SqliteBackend, sess
     assert not session.reset().holds, "and a reset on it is not proven"
 
 
-def test_20_an_exhausted_autoincrement_is_a_sql_error(session: Session):
+def test_20_an_exhausted_autoincrement_is_a_sql_error(session: Session, lease: Lease):
     session.execute("CREATE TABLE a(id INTEGER PRIMARY KEY AUTOINCREMENT); INSERT INTO a VALUES (9223372036854775807)")
     result = session.execute("INSERT INTO a DEFAULT VALUES")
     assert (result.status, result.quota) == ("sql_error", None) and result.error and "full" in result.error
+    session = lease(delta_bytes=8192)
+    assert session.execute("UPDATE orders SET amount = 1").status == "full"
+    session.execute("CREATE TEMP TABLE a(id INTEGER PRIMARY KEY AUTOINCREMENT); INSERT INTO a VALUES (9223372036854775807)")
+    assert session.execute("INSERT INTO a DEFAULT VALUES").status == "sql_error", "and what an earlier statement was refused is forgotten"
 
 
 def test_20_a_timeout_that_takes_the_transaction_with_it_says_so(session: Session):
