@@ -41,6 +41,7 @@ ATTACKS: dict[str, tuple[str, set[str]]] = {
     "extension": ("SELECT load_extension('x.so')", {"denied"}),
     "extension in a trigger": ("CREATE TRIGGER t AFTER DELETE ON orders BEGIN SELECT load_extension('x'); END; DELETE FROM orders", {"denied"}),
     "extension in a view": ("CREATE VIEW v AS SELECT load_extension('x'); SELECT * FROM v", {"denied"}),
+    "pragma in a view": ("CREATE VIEW v AS SELECT * FROM pragma_database_list; SELECT * FROM v", {"denied"}),
     "files by function": ("SELECT writefile('LEAK4', 'x'), readfile('/etc/passwd')", {"denied", "sql_error"}),
     "tokenizer": ("SELECT fts3_tokenizer('simple', x'4141414141414141')", {"denied"}),
     "raw pages": ("UPDATE sqlite_dbpage SET data = zeroblob(4096)", {"sql_error", "denied"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 
 import apsw
 import pytest
@@ -97,3 +98,12 @@ def test_a_full_host_disk_is_infra_and_not_the_agents_quota(session: Session, mo
     stats = session._lease.volume.stats()
     monkeypatch.setattr(type(session._lease.volume), "stats", lambda self: dataclasses.replace(stats, refused=HOST_FULL))
     assert session.execute("INSERT INTO a DEFAULT VALUES").status == "infra"
+
+
+def test_a_failed_call_keeps_nothing_alive(session: Session):
+    gc.disable()
+    try:
+        assert session.execute("SELECT nobody FROM orders").status == "sql_error"
+        assert not any(type(thing) is Execution for thing in gc.get_objects())
+    finally:
+        gc.enable()

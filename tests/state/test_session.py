@@ -12,6 +12,7 @@ from state_support import ROWS, Lease, file_hash, rows
 
 from savepoint.errors import UserError
 from savepoint.state import BaseImage, ExecResult, Quota, ResetProof, Session, SqliteBackend, StateError
+from savepoint.state.sqlite.digest import page_digest
 
 COUNT = "SELECT count(*) FROM orders"
 
@@ -155,6 +156,11 @@ def test_the_logical_digest_reads_every_kind_of_table(session: Session):
 def test_an_unknown_level_of_digest_is_refused(session: Session):
     with pytest.raises(ValueError, match="'page' or 'logical'"):
         session.digest("deep")  # type: ignore[arg-type]
+
+
+def test_a_page_digest_depends_on_base_size_and_delta():
+    digests = {page_digest(base, 4096, size, delta) for base in ("a", "b") for size in (512, 4096) for delta in (b"", b"x")}
+    assert len(digests) == 8 and page_digest("a", 4096, 4096, b"") == "a"
 
 
 def test_a_delta_lists_exactly_the_pages_that_differ(session: Session):
