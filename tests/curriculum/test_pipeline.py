@@ -18,6 +18,8 @@ from savepoint.curriculum.pipeline import run_recipe
 from savepoint.curriculum.plan import Recipe, load_recipe
 from savepoint.errors import Interrupted, UserError
 from savepoint.progress import Progress
+from savepoint.rollout.trajectory import Group
+from savepoint.train import grpo
 
 TINY = [
     "threads=1", "tensorboard=false", "tasks.heldout=6", "evaluation.samples=1", "environment.max_message_tokens=24",
@@ -94,6 +96,22 @@ def test_a_stopped_run_goes_on_to_the_same_bits(whole: tuple[Path, dict], tmp_pa
     assert lines[0] == lines[1]
 
 
+def test_reinforcement_goes_on_with_its_optimiser(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch):
+    """A policy this raw earns nothing, and then no step depends on the one before: so every trajectory is given an advantage here."""
+
+    def by_member(groups: list[Group]) -> None:
+        for trajectory in (t for group in groups for t in group.trajectories):
+            trajectory.advantage = 1.0 if trajectory.member % 2 else -1.0
+
+    monkeypatch.setattr(grpo, "assign_advantages", by_member)
+    go(tmp_path / "whole", store)
+    with pytest.raises(Interrupted):
+        go(tmp_path / "stopped", store, stop_after=(4, 2))
+    go(tmp_path / "stopped", store, resume=True)
+    ours, theirs = (torch.load(tmp_path / f / "checkpoints" / "latest" / "tensors.pt", weights_only=True)["policy"] for f in ("stopped", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_a_killed_run_goes_on_from_its_last_checkpoint(whole: tuple[Path, dict], tmp_path: Path, store: Path):
     folder = tmp_path / "run"
     sets = [part for text in [*TINY, "stages.1.checkpoint_every=1", "stages.3.checkpoint_every=1"] for part in ("--set", text)]
@@ -105,9 +123,13 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(whole: tuple[Path, dict],
     process.kill()
     process.wait()
     assert (folder / "checkpoints").exists(), process.stderr.read().decode()[-500:]
+    with (folder / "metrics.jsonl").open("a") as file:  # a step that was logged, and whose checkpoint was never written
+        file.write(json.dumps({"stage": "reasoning imitation", "index": 1, "step": 4, "loss": 99.0}) + "\n")
     go(folder, store, "stages.1.checkpoint_every=1", "stages.3.checkpoint_every=1", resume=True)
     ours, theirs = (torch.load(f / "checkpoints" / "latest" / "tensors.pt", weights_only=True)["policy"] for f in (folder, whole[0]))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    logged = [(r["index"], r["step"]) for r in map(json.loads, (folder / "metrics.jsonl").open())]
+    assert logged == [(r["index"], r["step"]) for r in map(json.loads, (whole[0] / "metrics.jsonl").open())]
 
 
 def test_nothing_is_overwritten_and_nothing_else_is_resumed(whole: tuple[Path, dict], tmp_path: Path, store: Path):
