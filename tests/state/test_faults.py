@@ -162,6 +162,9 @@ def test_06_tables_wider_than_the_quota_stay_readable(backend: SqliteBackend, tm
     db.close()
     with backend.lease(backend.import_base(tmp_path / "wide.sqlite"), owner="test") as session:
         assert len(session.execute("SELECT * FROM w").columns) == 900
+    longer = backend.derive(backend.import_base(tmp_path / "wide.sqlite"), ["ALTER TABLE w ADD COLUMN d; ALTER TABLE w ADD COLUMN e"])
+    with backend.lease(longer, owner="test") as session:
+        assert len(session.execute("SELECT * FROM w").columns) == 902
     image = backend.derive(backend.import_base(tmp_path / "wide.sqlite"), ["CREATE TABLE v AS SELECT *, 1 AS more FROM w", "ALTER TABLE w ADD COLUMN d"])
     with backend.lease(image, owner="test") as session:
         assert (len(session.execute("SELECT * FROM w").columns), len(session.execute("SELECT * FROM v").columns)) == (901, 901)

@@ -16,6 +16,7 @@ from state_support import file_hash, make_shop, rows
 
 from savepoint.errors import UserError
 from savepoint.state import SqliteBackend, open_backend
+from savepoint.state.sqlite import store as store_module
 from savepoint.state.sqlite.store import Store, default_store
 
 
@@ -62,6 +63,16 @@ def test_a_write_ahead_log_is_folded_into_the_copy_and_not_into_the_source(backe
     writer.close()
 
 
+def test_a_database_in_wal_mode_that_was_closed_can_be_leased(backend: SqliteBackend, tmp_path: Path):
+    path = make_shop(tmp_path / "shop.sqlite", 100)
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA journal_mode = wal")
+    db.close()
+    assert path.read_bytes()[18:20] == b"\2\2" and not Path(f"{path}-wal").exists()
+    with backend.lease(backend.import_base(path), owner="test") as session:
+        assert rows(session, "SELECT count(*) FROM orders; DELETE FROM orders") == ((100,),)
+
+
 def test_a_hot_journal_is_rolled_back_in_the_copy(backend: SqliteBackend, tmp_path: Path):
     """A writer that was killed after its pages reached the file."""
     path = make_shop(tmp_path / "hot.sqlite", 2000)
@@ -103,6 +114,28 @@ def test_a_file_that_changed_within_the_clocks_granularity_is_read_again(backend
     path.write_bytes(content)
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     assert backend.import_base(path).digest != first.digest
+
+
+def test_a_change_that_leaves_no_trace_in_the_time_stamps_is_seen(backend: SqliteBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As where the clock of the file system ticks slowly: two writes in one tick."""
+    path = make_shop(tmp_path / "shop.sqlite", 100)
+    stamps = store_module._signature(path)
+    monkeypatch.setattr("savepoint.state.sqlite.store._signature", lambda source: stamps)
+    first = backend.import_base(path)
+    content = bytearray(path.read_bytes())
+    content[68:72] = b"\0\0\0\7"
+    path.write_bytes(content)
+    assert backend.import_base(path).digest != first.digest
+
+
+def test_a_store_with_half_a_base_gets_it_again(backend: SqliteBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = make_shop(tmp_path / "shop.sqlite", 100)
+    monkeypatch.setattr("savepoint.state.sqlite.store._SETTLED_NS", -(10**12))
+    stored = backend.import_base(path).path
+    stored.chmod(0o644)
+    stored.write_bytes(stored.read_bytes()[:5000])
+    with open_backend("sqlite", store=tmp_path / "store") as another:
+        assert another.import_base(path).size == path.stat().st_size
 
 
 def test_a_store_that_lost_a_base_gets_it_again(backend: SqliteBackend, tmp_path: Path):
@@ -253,7 +286,7 @@ def test_a_file_that_somebody_writes_to(backend: SqliteBackend, tmp_path: Path, 
 def test_a_file_that_changes_all_the_time(backend: SqliteBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = make_shop(tmp_path / "x.sqlite", 100)
     ticks = iter(range(100, 1000))
-    signature = __import__("savepoint.state.sqlite.store", fromlist=["_signature"])._signature
+    signature = store_module._signature
     monkeypatch.setattr("savepoint.state.sqlite.store._signature", lambda source: (os.utime(source, (0, next(ticks))), signature(source))[1])
     assert "changes while it is copied" in refused(backend, path)
 

@@ -39,6 +39,27 @@ def test_disarming_in_time_prevents_it():
     assert rung == []
 
 
+def test_an_alarm_that_is_disarmed_while_another_rings_does_not_ring():
+    dog, rung, entered, release = Watchdog(), [], threading.Event(), threading.Event()
+    due = time.monotonic() + 0.05
+
+    def slow() -> None:
+        entered.set()
+        release.wait(2)
+
+    slow_ones = [dog.arm(due, slow) for _ in range(2)]
+    others = [dog.arm(due, lambda number=number: rung.append(number)) for number in range(20)]
+    assert entered.wait(1)
+    for alarm in others:
+        dog.disarm(alarm)
+    count = len(rung)
+    release.set()
+    for alarm in slow_ones:
+        dog.disarm(alarm)
+    time.sleep(0.05)
+    assert len(rung) == count < 20
+
+
 def test_what_rings_may_disarm_itself():
     dog, rung = Watchdog(), []
     done = threading.Event()

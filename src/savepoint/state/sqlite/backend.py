@@ -17,6 +17,7 @@ from savepoint.state.sqlite import vfs
 from savepoint.state.sqlite.digest import page_digest
 from savepoint.state.sqlite.pages import Image
 from savepoint.state.sqlite.session import Session
+from savepoint.state.sqlite.split import split_statements
 from savepoint.state.sqlite.store import Progress, Store, default_store
 
 SETUP_DEADLINE_S = 60.0
@@ -122,18 +123,18 @@ class SqliteBackend:
         return BaseImage(digest, file, contents.size, page_size, (), digest, columns, 0, contents, identity)
 
     def _derive(self, base: BaseImage, setup: tuple[str, ...]) -> BaseImage:
+        statements = [statement for text in setup for statement in split_statements(text)]
         with Session(self, base, owner="derive", quota=_SETUP_QUOTA, ttl_s=None, seed=0) as session:
-            for text in setup:
-                for statement in session.statements(text):
-                    result = session.execute(statement, deadline_s=SETUP_DEADLINE_S)
-                    if result.status != "ok":
-                        raise SetupError(f"set-up statement {_one_line(statement)!r}: {result.error}")
+            for statement in statements:
+                result = session.execute(statement, deadline_s=SETUP_DEADLINE_S)
+                if result.status != "ok":
+                    raise SetupError(f"set-up statement {_one_line(statement)!r}: {result.error}")
             if session.in_transaction:
-                raise SetupError(f"set-up leaves a transaction open: {_one_line(setup[-1])!r}")
+                raise SetupError(f"set-up leaves a transaction open: {_one_line(statements[-1])!r}")
             temporary = session.temporary()
             if temporary:
                 raise SetupError(f"set-up makes a {temporary}, which no image can hold")
-            columns = _widest_table(session) if session.creates_tables else base.columns + len(setup)
+            columns = _widest_table(session) if session.creates_tables else base.columns + len(statements)  # each adds one at most
             contents = session.checkpoint("set-up").contents
         delta = contents.delta()
         size = base.path.stat().st_size
