@@ -146,7 +146,7 @@ def test_the_smoke_run_ends_with_a_report_and_its_policy_can_be_evaluated(shop: 
     summary = json.loads(done.stdout)
     report = Path(summary["report"])
     assert report == tmp_path / "run" / "report.html" and 10_000 < report.stat().st_size < 6_000_000
-    assert len(summary["stages"]) == 4 and summary["seconds"] < 90 * 4  # 90 s on an idle machine; tests share theirs
+    assert len(summary["stages"]) == 4
     made = savepoint("synth", shop, "-n", 12, "--out", tmp_path / "t.jsonl", "--wording", "brief", "--forms", "list,top")
     assert made.returncode == 0, made.stderr
     policy = tmp_path / "run" / "checkpoints" / "stage4"

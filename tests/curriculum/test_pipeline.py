@@ -132,6 +132,24 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(whole: tuple[Path, dict],
     assert logged == [(r["index"], r["step"]) for r in map(json.loads, (whole[0] / "metrics.jsonl").open())]
 
 
+def test_a_run_stopped_before_its_first_step_goes_on_as_well(whole: tuple[Path, dict], tmp_path: Path, store: Path):
+    class StopAtOnce(StopAt):
+        def activity(self, what: str, done: int, total: int) -> None:
+            os.kill(os.getpid(), signal.SIGINT) if what == "making held-out tasks" and done == 2 else None
+
+    with pytest.raises(Interrupted, match="while making held-out tasks; .* To go on: savepoint run --out"):
+        go(tmp_path / "run", store, progress=StopAtOnce())
+    go(tmp_path / "run", store, resume=True)
+    ours, theirs = (torch.load(f / "checkpoints" / "latest" / "tensors.pt", weights_only=True)["policy"] for f in (tmp_path / "run", whole[0]))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_what_was_refused_at_once_leaves_the_folder_free(tmp_path: Path, store: Path):
+    with pytest.raises(UserError, match="set tasks.heldout lower"):
+        go(tmp_path / "run", store, "tasks.heldout=1000000", "tasks.max_tables=1", "tasks.max_columns=2", "tasks.forms=['list']", "tasks.renamed_share=1.0")
+    assert not (tmp_path / "run").exists()
+
+
 def test_nothing_is_overwritten_and_nothing_else_is_resumed(whole: tuple[Path, dict], tmp_path: Path, store: Path):
     folder, summary = whole
     with pytest.raises(UserError, match="already holds a run: pass --resume"):

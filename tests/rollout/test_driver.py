@@ -73,6 +73,7 @@ def test_turns_tile_the_tokens_and_carry_calls_observations_and_rewards(world: W
     assert t.turns[2].tool_call == {"name": "execute_sql", "arguments": {"sql": "SELECT * FROM people LIMIT 0"}}
     assert t.turns[3].observation == "0 rows: id, name, city, age, height" and [turn.reward for turn in t.turns[2:]] == [0.0, None, 1.0]
     assert (t.status, t.outcome, t.reason, t.reward, t.weight_version, t.assistant_turns) == ("ok", "correct", "submitted", 1.0, 3, 2)
+    assert [chat.decode(t.ids[slice(*turn.span)]) for turn in t.turns[:1]] == ["<|system|>tools"]
     for turn in t.turns[2:]:
         said = chat.decode(t.ids[slice(*turn.span)])
         assert said.endswith("<|assistant|>" if turn.role == "tool" else "<|end|>")

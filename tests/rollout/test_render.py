@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from savepoint.envs.messages import Message, ToolCall
 from savepoint.envs.sql.env import EXECUTE, SUBMIT
 from savepoint.errors import UserError
-from savepoint.rollout.render import CompactChat, Part, TemplateChat, render, train_tokenizer
+from savepoint.rollout.render import CompactChat, Part, TemplateChat, train_tokenizer
 from tests_support import chatml_tokenizer
 
 OPENING = [Message("system", "tools"), Message("user", "list city\nsql: SELECT cty FROM people\nresult: error", quoted=(15, 37))]
@@ -24,13 +24,10 @@ def compact() -> CompactChat:
 
 
 @pytest.mark.parametrize("make", [compact, lambda: TemplateChat(chatml_tokenizer())], ids=["compact", "template"])
-def test_a_rollout_that_says_the_same_gives_the_same_tokens(make):
-    chat = make()
-    whole = render(chat, CHAT, [EXECUTE, SUBMIT])
-    grown = chat.prompt(OPENING, [EXECUTE, SUBMIT]).ids
-    for message in CHAT[2:]:
-        grown = grown + (chat.own(message) if message.role == "assistant" else chat.reply(message))
-    assert grown == whole.ids and len(whole.spans) == len(CHAT)
+def test_the_spans_of_the_opening_tile_its_tokens(make):
+    prompt = make().prompt(OPENING, [EXECUTE, SUBMIT])
+    assert len(prompt.spans) == len(OPENING) and prompt.spans[0][0] == 0 and prompt.spans[-1][1] == len(prompt.ids) == len(prompt.parts)
+    assert all(a[1] == b[0] for a, b in zip(prompt.spans, prompt.spans[1:], strict=False))
 
 
 @pytest.mark.parametrize("make", [compact, lambda: TemplateChat(chatml_tokenizer())], ids=["compact", "template"])
@@ -50,13 +47,12 @@ def test_the_appended_tokens_of_a_template_are_what_the_template_itself_writes()
     assert chat.decode(grown) == expected
 
 
-def test_parts_tell_own_tokens_from_quoted_and_context():
+def test_the_users_query_is_marked_as_quoted():
     chat = compact()
-    whole = render(chat, CHAT, [])
-    text = {part: chat.decode([i for i, p in zip(whole.ids, whole.parts, strict=True) if p == part]) for part in Part}
-    assert text[Part.QUOTED].strip() == "SELECT cty FROM people"
-    assert text[Part.OWN].count("<|end|>") == 2 and "town FROM people" in text[Part.OWN]
-    assert "0 rows: id, name, town" in text[Part.CONTEXT] and "submit" not in text[Part.CONTEXT]
+    prompt = chat.prompt(OPENING, [])
+    text = {part: chat.decode([i for i, p in zip(prompt.ids, prompt.parts, strict=True) if p == part]) for part in Part}
+    assert text[Part.QUOTED].strip() == "SELECT cty FROM people" and text[Part.OWN] == ""
+    assert text[Part.CONTEXT].startswith("<|system|>tools<|user|>list city") and text[Part.CONTEXT].endswith("result: error<|assistant|>")
 
 
 @given(st.text(max_size=30))

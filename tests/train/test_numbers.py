@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from savepoint.train.advantages import dr_grpo, from_optional, grpo, rloo, to_tokens
 from savepoint.train.logprobs import chunked_logprobs
-from savepoint.train.losses import aggregate, kl, policy_loss
+from savepoint.train.losses import PRESETS, aggregate, kl, policy_loss
 from savepoint.train.muon import Muon, orthogonalise, split_parameters
 from savepoint.train.policy import Policy, TinyConfig
 
@@ -54,6 +54,54 @@ def test_ppo_clips_on_the_side_that_would_profit(advantage: float, log_ratio: fl
     loss.backward()
     clipped = (advantage > 0 and ratio > 1.2) or (advantage < 0 and ratio < 0.8)
     assert metrics["clip_fraction"] == float(clipped) and new.grad.item() == pytest.approx(0.0 if clipped else -ratio * advantage)
+
+
+def by_hand(kind: str, lp: float, old: float, advantage: float, sequence_ratio: float) -> float:
+    """The contract's formulas for one token, in plain floats."""
+    r = math.exp(lp - old)
+    if kind == "ppo":
+        return max(min(r * advantage, min(max(r, 0.8), 1.2) * advantage), 3.0 * advantage if advantage < 0 else -math.inf) * -1
+    if kind == "gspo":
+        return -min(sequence_ratio * advantage, min(max(sequence_ratio, 0.8), 1.2) * advantage)
+    if kind == "cispo":
+        return -min(max(r, 0.8), 1.2) * advantage * lp
+    if kind == "reinforce":
+        return -advantage * lp
+    tau = 1.0 if advantage > 0 else 1.05
+    return -(4 / tau) / (1 + math.exp(-tau * (r - 1))) * advantage
+
+
+@pytest.mark.parametrize("kind", ["ppo", "gspo", "cispo", "reinforce", "sapo"])
+def test_every_loss_is_its_formula(kind: str):
+    lp, old, advantages = [-1.0, -0.2, -2.5, -0.4, -0.7], [-1.6, -0.3, -1.0, -0.4, -0.1], [1.0, 1.0, -2.0, -2.0, -2.0]
+    segments = [0, 0, 1, 1, 1]
+    ratios = [math.exp(statistics.fmean(a - b for a, b, s in zip(lp, old, segments, strict=True) if s == mine)) for mine in segments]
+    expected = [by_hand(kind, *row) for row in zip(lp, old, advantages, ratios, strict=True)]
+    tensors = [torch.tensor(x, dtype=torch.float64) for x in (lp, old, advantages)]
+    mask, ids = torch.ones(5, dtype=torch.bool), torch.tensor(segments)
+    for mode, value in (
+        ("token-mean", statistics.fmean(expected)), ("sequence-mean", (statistics.fmean(expected[:2]) + statistics.fmean(expected[2:])) / 2),
+        ("constant", sum(expected) / (2 * 7.0)),
+    ):  # fmt: skip
+        loss, _ = policy_loss(*tensors, mask, ids, kind=kind, dual_clip=3.0 if kind == "ppo" else None, aggregation=mode, constant=7.0)
+        assert loss.item() == pytest.approx(value)
+
+
+def test_a_sequence_ratio_has_the_gradient_of_its_own_tokens():
+    lp = torch.tensor([-1.0, -0.2], dtype=torch.float64, requires_grad=True)
+    old, ids = torch.tensor([-1.02, -0.24], dtype=torch.float64), torch.zeros(2, dtype=torch.long)
+    policy_loss(lp, old, torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.bool), ids, kind="gspo")[0].backward()
+    assert lp.grad.tolist() == pytest.approx([-math.exp(0.03) / 2] * 2)
+
+
+def test_presets_are_accepted_and_unknown_names_are_named():
+    lp, ids, mask = torch.tensor([-0.5, -0.1]), torch.tensor([0, 1]), torch.tensor([True, True])
+    for name, preset in PRESETS.items():
+        loss, _ = policy_loss(lp, lp - 0.01, torch.tensor([1.0, -1.0]), mask, ids, constant=4.0, **preset)
+        assert loss.isfinite(), name
+    for wrong in ({"kind": "trpo"}, {"aggregation": "median"}, {"aggregation": "constant"}, {"dual_clip": 0.5}):
+        with pytest.raises(ValueError):
+            policy_loss(lp, lp, lp, mask, ids, **wrong)
 
 
 def test_masked_tokens_change_neither_value_nor_gradient_and_trained_nan_comes_out():

@@ -80,7 +80,7 @@ def demonstrate(task: Task, env: SqlEnv, chat: Chat, settings: DemonstratorSetti
             ids += own + (answer or [])
             parts += [Part.OWN] * len(own) + [Part.CONTEXT] * len(answer or [])
         mask = [part == Part.OWN for part in parts]
-        trajectory = episode.finish(Sampled(ids, mask, [0.0] * len(ids), "stop"), len(opening.ids))
+        trajectory = episode.finish(Sampled(ids, mask, [0.0] * len(ids), "stop"), opening)
     finally:
         env.close()
     return trajectory, Example(ids, parts)

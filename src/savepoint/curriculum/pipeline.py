@@ -20,6 +20,7 @@ from savepoint.envs.sql.observation import ObservationFormat
 from savepoint.envs.sql.tasks import Task, write_tasks
 from savepoint.errors import Interrupted, UserError
 from savepoint.evals.evaluate import evaluate, summarise
+from savepoint.files import write_atomically
 from savepoint.progress import Progress
 from savepoint.rollout.driver import SamplingLimits
 from savepoint.rollout.engines.embedded import EmbeddedEngine
@@ -28,7 +29,7 @@ from savepoint.state import SqliteBackend, open_backend
 from savepoint.train.bundle import load_bundle, save_bundle
 from savepoint.train.grpo import Grpo
 from savepoint.train.policy import Policy
-from savepoint.train.run import Run, write_atomically
+from savepoint.train.run import Run
 from savepoint.train.sft import Example, Sft
 
 MODES: tuple[Mode, ...] = ("single_turn", "agentic")
@@ -40,27 +41,48 @@ def run_recipe(recipe: Recipe, profile: str | None, folder: Path, *, resume: boo
     Raises Interrupted when a person stops it (what was done is saved), UserError for input that cannot be used.
     """
     torch.set_num_threads(recipe.threads)
-    _prepare(folder, resume)
+    _check_folder(folder, resume)
+    made = not folder.exists()
+    if not resume:
+        _begin(folder, recipe, profile)
     run = Run(folder, recipe.seed, progress, tensorboard=recipe.tensorboard)
     try:
         with open_backend("sqlite", store=store) as backend, run.stoppable():
             return Pipeline(recipe, profile, run, backend, resume).run()
+    except UserError:
+        if not resume and not (folder / "tasks").exists():
+            _clear(folder, made)
+        raise
     except Interrupted as stop:
         raise Interrupted(f"Stopped {stop}. To go on: savepoint run --out {folder} --resume") from None
     finally:
         run.close()
 
 
-def _prepare(folder: Path, resume: bool) -> None:
+def _check_folder(folder: Path, resume: bool) -> None:
     begun = (folder / "recipe.json").exists()
     if resume and not begun:
         raise UserError(f"{folder}: holds no run to go on with")
     if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: already holds {'a run: pass --resume to go on with it' if begun else 'something else'}, or --out another folder")
+
+
+def _begin(folder: Path, recipe: Recipe, profile: str | None) -> None:
+    """Make the folder and write what will be run there: from now on a run that is stopped, however early, can be gone on with."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "manifest.json", json.dumps({"profile": profile}))
+        write_atomically(folder / "recipe.json", json.dumps(recipe.model_dump(mode="json"), indent=1))
     except OSError as error:
-        raise UserError(f"{folder}: cannot be made: {error.strerror}") from None
+        raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
+
+
+def _clear(folder: Path, made: bool) -> None:
+    """Take back what a run wrote that was refused before anything was made: the next try finds the folder as it was."""
+    for path in folder.iterdir():
+        path.unlink()
+    if made:
+        folder.rmdir()
 
 
 class Pipeline:
@@ -277,26 +299,24 @@ class Pipeline:
         return folder
 
     def _check_manifest(self, resume: bool) -> None:
-        """Write what the run is made of; when resuming, refuse to go on with anything else."""
+        """Refuse to go on with another recipe or database than the run began with; write down which they are when it begins."""
         recipe_file, manifest_file = self.run_.folder / "recipe.json", self.run_.folder / "manifest.json"
-        recipe: dict[str, Any] = self.recipe.model_dump(mode="json")
-        manifest: dict[str, Any] = {"database": self.source.description, "profile": self.profile}
         if resume:
-            _refuse_changes(json.loads(recipe_file.read_text(encoding="utf-8")), recipe, str(recipe_file))
-            before = json.loads(manifest_file.read_text(encoding="utf-8"))
-            if before["database"]["digest"] != manifest["database"]["digest"]:
-                raise UserError(f"{self.recipe.tasks.database}: the database has changed since the run in {self.run_.folder} began; start a new run")
-            return
-        with self.run_.write_guard():
-            write_tasks(self._folder("tasks") / "heldout.jsonl", self.source.heldout)
-            write_atomically(manifest_file, json.dumps(manifest, indent=1))
-            write_atomically(recipe_file, json.dumps(recipe, indent=1))
+            _refuse_changes(json.loads(recipe_file.read_text(encoding="utf-8")), self.recipe.model_dump(mode="json"), str(recipe_file))
+        known = json.loads(manifest_file.read_text(encoding="utf-8")).get("database")
+        if known is None:
+            manifest: dict[str, Any] = {"profile": self.profile, "database": self.source.description}
+            with self.run_.write_guard():
+                write_tasks(self._folder("tasks") / "heldout.jsonl", self.source.heldout)
+                write_atomically(manifest_file, json.dumps(manifest, indent=1))
+        elif known["digest"] != self.source.description["digest"]:
+            raise UserError(f"{self.recipe.tasks.database}: the database has changed since the run in {self.run_.folder} began; start a new run")
 
     def write_summary(self) -> dict[str, Any]:
         """`summary.json`: what happened, at what cost, and whether it reached what such a run is for."""
         summary = summary_of(self.ledger) | {
             "recipe": self.recipe.name, "seed": self.recipe.seed, "profile": self.profile, "database": self.source.description,
-            "environment": environment_of_run(), "settings": self.recipe.model_dump(mode="json"),
+            "environment": environment_of_run(self.policy.model.config._attn_implementation), "settings": self.recipe.model_dump(mode="json"),
         }  # fmt: skip
         with self.run_.write_guard():
             write_atomically(self.run_.folder / "summary.json", json.dumps(summary, indent=1))

@@ -15,6 +15,8 @@ from savepoint.envs.sql.world import World
 from savepoint.errors import UserError
 from savepoint.state import SqliteBackend
 
+_STALE = 1000  # so many draws in a row without a new task: the database has no more
+
 
 class TaskSource(Protocol):
     """Held-out tasks, and training tasks that are none of them."""
@@ -33,9 +35,7 @@ class MadeTasks:
     def __init__(self, settings: TaskSettings, backend: SqliteBackend, folder: Path, each: Callable[[int], None] = lambda done: None) -> None:
         path = Path(settings.database)
         if settings.database in databases.names():
-            path = folder / f"{settings.database}.sqlite"
-            if not path.exists():
-                databases.build(settings.database, path)
+            path = databases.place(settings.database, folder)
         self.synthesizer = Synthesizer(
             backend, path, forms=settings.forms, kinds=settings.bugs, rename_share=settings.renamed_share,
             max_tables=settings.max_tables, max_columns=settings.max_columns,
@@ -47,23 +47,23 @@ class MadeTasks:
         self.description = self.synthesizer.describe()
 
     def _hold_out(self, settings: TaskSettings, each: Callable[[int], None]) -> None:
-        rng, tries = random.Random("held-out"), 100 * settings.heldout
-        for _ in range(tries):
+        rng, stale = random.Random("held-out"), 0
+        while len(self.heldout) < settings.heldout:
             each(len(self.heldout))
             task = self.synthesizer.task(rng)
-            if self._key(task) not in self._taken:
+            stale = stale + 1 if self._key(task) in self._taken else 0
+            if not stale:
                 self._taken.add(self._key(task))
                 self.heldout.append(task)
-            if len(self.heldout) == settings.heldout:
-                return
-        raise UserError(f"{settings.database}: only {len(self.heldout)} different tasks in {tries} tries; set tasks.heldout lower")
+            if stale == _STALE:
+                raise UserError(f"{settings.database}: only {len(self.heldout)} different tasks can be made; set tasks.heldout lower")
 
     @staticmethod
     def _key(task: Task) -> tuple[str, tuple[str, ...]]:
         return task.query, tuple(task.issue_sql)
 
     def draw(self, rng: random.Random) -> Task:
-        for _ in range(1000):
+        for _ in range(_STALE):
             task = self.synthesizer.task(rng)
             if self._key(task) not in self._taken:
                 return task

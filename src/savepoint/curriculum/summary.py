@@ -126,8 +126,8 @@ def gain(ledger: Ledger) -> dict[str, Any] | None:
     return out
 
 
-def environment_of_run() -> dict[str, Any]:
-    """Versions and levels that a run's figures depend on."""
+def environment_of_run(attention: str) -> dict[str, Any]:
+    """Versions and levels that a run's figures depend on. attention: what the learner's model computes attention with."""
     import apsw
     import torch
     import transformers
@@ -138,5 +138,5 @@ def environment_of_run() -> dict[str, Any]:
     return {
         "python": platform.python_version(), "platform": platform.platform(), "torch": torch.__version__, "threads": torch.get_num_threads(),
         "transformers": transformers.__version__, "apsw": apsw.apsw_version(), "sqlite": apsw.sqlite_lib_version(),
-        "state_backend": "sqlite", "vfs": status["vfs"], "sandbox_level": "in-process", "attention_backend": "eager",
+        "state_backend": "sqlite", "vfs": status["vfs"], "sandbox_level": "in-process", "attention_backend": attention,
     }  # fmt: skip

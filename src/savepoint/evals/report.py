@@ -7,7 +7,6 @@ that was interrupted. Everything that comes from a database or a model is escape
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from savepoint.errors import UserError
 from savepoint.evals import charts, sections, words
 from savepoint.evals.run_record import MODES, RunRecord, load_run
 from savepoint.evals.transcripts import Record, behaviour, pairs, scan
+from savepoint.files import write_atomically
 from savepoint.progress import stage_table
 
 
@@ -27,17 +27,10 @@ def write_report(run_dir: Path) -> Path:
     """Write `report.html` into a run's folder, whole or not at all, and give its path. UserError for a folder that holds no readable run."""
     path = run_dir / "report.html"
     page = render(load_run(run_dir))
-    fresh = path.with_name(f".{path.name}.new")
     try:
-        with fresh.open("w", encoding="utf-8", errors="replace") as file:
-            file.write(page)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        write_atomically(path, page)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        fresh.unlink(missing_ok=True)
     return path
 
 

@@ -10,7 +10,7 @@ from savepoint.envs.messages import Message
 from savepoint.envs.sql.env import SqlEnv, make_action
 from savepoint.envs.sql.tasks import Task
 from savepoint.rollout.engines.base import Engine, Sampled
-from savepoint.rollout.render import Chat
+from savepoint.rollout.render import Chat, Rendered
 from savepoint.rollout.trajectory import Group, Trajectory, Turn
 from savepoint.state import StateError
 
@@ -69,15 +69,15 @@ class Episode:
         trajectory.status = "failed" if info["reward"] is None else "truncated" if truncated else "invalid" if info["reason"] == "no_call" else "ok"
         return None
 
-    def finish(self, sampled: Sampled, prompt_length: int) -> Trajectory:
-        """The trajectory with its tokens; an episode that the engine cut for length ends here, truncated."""
+    def finish(self, sampled: Sampled, prompt: Rendered) -> Trajectory:
+        """The trajectory with its tokens, `prompt` being what they begin with; an episode that the engine cut for length ends here, truncated."""
         trajectory = self.trajectory
         if not self.over:
             info = self.env.cut("token_budget")[-1]
             trajectory.status, trajectory.reward, trajectory.outcome, trajectory.reason = "truncated", info["reward"], info["outcome"], info["reason"]
         trajectory.ids, trajectory.mask, trajectory.logprobs = list(sampled.ids), list(sampled.mask), list(sampled.logprobs)
-        opening = [Turn(m.role, m.content, (0, prompt_length if i == 0 else 0)) for i, m in enumerate(self.opening)]
-        _place(opening, trajectory.turns, prompt_length, len(trajectory.ids))
+        _place(trajectory.turns, len(prompt.ids), len(trajectory.ids))
+        opening = [Turn(m.role, m.content, span) for m, span in zip(self.opening, prompt.spans, strict=True)] if self.opening else []
         trajectory.turns = opening + trajectory.turns
         trajectory.cost = {"environment_s": self.environment_s}
         return trajectory
@@ -87,11 +87,8 @@ class Episode:
         self.trajectory.reward, self.over = None, True
 
 
-def _place(opening: list[Turn], said: list[Turn], prompt_length: int, length: int) -> None:
-    """Turn lengths into spans, in order; what the engine cut short ends where the tokens end."""
-    for turn in opening[1:]:
-        turn.span = (prompt_length, prompt_length)
-    at = prompt_length
+def _place(said: list[Turn], at: int, length: int) -> None:
+    """Turn lengths into spans, in order from `at`; what the engine cut short ends where the tokens end."""
     for turn in said:
         turn.span = (min(at, length), min(at + turn.span[1], length))
         at += turn.span[1] - turn.span[0]
@@ -109,16 +106,16 @@ def rollout(
     ]
     try:
         openings = [_opening(episodes[g * group_size : (g + 1) * group_size]) for g in range(len(tasks))]
-        prompts = [chat.prompt(messages, episodes[0].env.tools).ids for messages in openings]
+        prompts = [chat.prompt(messages, episodes[0].env.tools) for messages in openings]
 
         def respond(slot: int, ids: list[int], finish: str) -> list[int] | None:
             return None if episodes[slot].over else episodes[slot].respond(ids, finish)
 
         sampled = engine.generate(
-            prompts, group_size, respond, stop_ids=chat.stop_ids, temperature=limits.temperature,
+            [prompt.ids for prompt in prompts], group_size, respond, stop_ids=chat.stop_ids, temperature=limits.temperature,
             max_message_tokens=limits.max_message_tokens, max_tokens=limits.max_tokens, seed=seed,
         )  # fmt: skip
-        done = [episode.finish(one, len(prompts[i // group_size])) for i, (episode, one) in enumerate(zip(episodes, sampled, strict=True))]
+        done = [episode.finish(one, prompts[i // group_size]) for i, (episode, one) in enumerate(zip(episodes, sampled, strict=True))]
     finally:
         for episode in episodes:
             episode.env.close()

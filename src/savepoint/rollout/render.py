@@ -26,7 +26,7 @@ class Part(IntEnum):
 
 @dataclass(slots=True)
 class Rendered:
-    """Tokens, what each is part of, and the half-open span of each message."""
+    """Tokens, what each is part of, and the half-open span of each message; the marker that asks for the policy's first belongs to the last."""
 
     ids: list[int]
     parts: list[Part]
@@ -57,18 +57,6 @@ class Chat(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, markers included."""
-
-
-def render(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
-    """A whole conversation, token for token what a rollout that says the same things gives."""
-    opening = next((i for i, m in enumerate(messages) if m.role == "assistant"), len(messages))
-    out = chat.prompt(messages[:opening], tools)
-    for message in messages[opening:]:
-        start = len(out.ids)
-        own = message.role == "assistant"
-        out.add(chat.own(message) if own else chat.reply(message), Part.OWN if own else Part.CONTEXT)
-        out.spans.append((start, len(out.ids)))
-    return out
 
 
 _MARKERS = ("<pad>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|call|>", "<|end|>")
@@ -117,6 +105,8 @@ class CompactChat:
             out.add(encoding.ids, [Part.QUOTED if low < b <= high and a < b else Part.CONTEXT for a, b in encoding.offsets])
             out.spans.append((start, len(out.ids)))
         out.add([self._id["<|assistant|>"]], Part.CONTEXT)
+        if out.spans:
+            out.spans[-1] = (out.spans[-1][0], len(out.ids))
         return out
 
     def own(self, message: Message) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import random
 import shutil
 import signal
@@ -16,7 +15,8 @@ from typing import Any
 
 import torch
 
-from savepoint.errors import Interrupted, UserError
+from savepoint.errors import UserError
+from savepoint.files import write_atomically
 from savepoint.progress import Progress
 from savepoint.rollout.trajectory import Trajectory
 
@@ -72,11 +72,6 @@ class Run:
             return
         kept = [line for line in self._metrics.read_text(encoding="utf-8").splitlines() if line and _upto(json.loads(line), index, step)]
         write_atomically(self._metrics, "".join(f"{line}\n" for line in kept))
-
-    def check_stop(self) -> None:
-        """Raise `Interrupted` when a person has asked to stop. Called where nothing is half done."""
-        if self.stop_asked:
-            raise Interrupted("stopped")
 
     @contextlib.contextmanager
     def stoppable(self) -> Iterator[None]:
@@ -137,16 +132,3 @@ class Run:
 
 def _upto(record: dict[str, Any], index: int, step: int) -> bool:
     return (record["index"], record["step"]) <= (index, step)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or as it was before."""
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        with fresh.open("w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
