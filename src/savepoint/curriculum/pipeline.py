@@ -14,9 +14,8 @@ from savepoint.curriculum.demonstrations import demonstrate, demonstrations
 from savepoint.curriculum.plan import GrpoStage, Mode, Recipe, SftStage
 from savepoint.curriculum.source import open_source
 from savepoint.curriculum.summary import Ledger, environment_of_run, summary_of
-from savepoint.envs.sql.env import Budget, SqlEnv
+from savepoint.envs.sql.env import SqlEnv
 from savepoint.envs.sql.grade import Grader
-from savepoint.envs.sql.observation import ObservationFormat
 from savepoint.envs.sql.tasks import Task, write_tasks
 from savepoint.errors import Interrupted, UserError
 from savepoint.evals.evaluate import evaluate, summarise
@@ -214,10 +213,7 @@ class Pipeline:
 
     def environment(self, mode: Mode) -> SqlEnv:
         """A fresh environment in a mode, with the recipe's budgets and observation format."""
-        settings = self.recipe.environment
-        budget = Budget(settings.max_turns, max_seconds=settings.max_seconds, statement_s=settings.statement_seconds)
-        form = ObservationFormat(max_rows=settings.rows_shown, max_cell=settings.cell_shown, digits=settings.digits_shown)
-        return SqlEnv(mode=mode, budget=budget, observation=form, prompt=settings.prompt, world=self.source.world, grader=self.grader)
+        return self.recipe.environment.environment(mode, self.source.world, self.grader)
 
     def _policy(self) -> tuple[Policy, Chat]:
         """The policy to start from and its chat: a local model's, or a tiny one whose tokenizer is learned from demonstrations."""
