@@ -427,7 +427,8 @@ def test_the_death_of_the_trainer_ends_its_workers(store: Path, shop: Path):
     code = (
         "import sys, time; from savepoint.state import open_backend\n"
         "pool = open_backend(store=sys.argv[1], workers=2); base = pool.import_base(sys.argv[2])\n"
-        "kept = [pool.lease(base, owner='x') for _ in range(4)]; print([w.pid for w in pool.stats().workers], flush=True)\n"
+        "kept = [pool.lease(base, owner='x') for _ in range(4)]; [k.execute('SELECT 1') for k in kept]\n"
+        "print([w.pid for w in pool.stats().workers], flush=True)\n"
         f"kept[0].execute({FOREVER!r}, deadline_s=600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(store), str(shop)], stdout=subprocess.PIPE, text=True) as trainer:

@@ -1,6 +1,6 @@
 """Databases as immutable images and leased, private sessions."""
 
-from savepoint.state.backend import Backend, open_backend
+from savepoint.state.backend import AnySession, Backend, open_backend
 from savepoint.state.doctor import doctor
 from savepoint.state.errors import NoRoom, SetupError, StaleLease, StateError
 from savepoint.state.image import BaseImage
@@ -12,6 +12,6 @@ from savepoint.state.sqlite.session import Session
 from savepoint.state.sqlite.split import split_statements
 
 __all__ = [
-    "Backend", "BaseImage", "ExecResult", "NoRoom", "Quota", "RemoteSession", "ResetProof", "Session", "SessionStats", "SetupError", "Snapshot", "SqlValue",
-    "SqliteBackend", "StaleLease", "StateError", "WorkerBackend", "doctor", "open_backend", "split_statements",
+    "AnySession", "Backend", "BaseImage", "ExecResult", "NoRoom", "Quota", "RemoteSession", "ResetProof", "Session", "SessionStats", "SetupError", "Snapshot",
+    "SqlValue", "SqliteBackend", "StaleLease", "StateError", "WorkerBackend", "doctor", "open_backend", "split_statements",
 ]  # fmt: skip

@@ -45,7 +45,7 @@ class AsyncSession:
         return await finish_async(self.session.service_steps("digest", level))
 
     async def stats(self) -> SessionStats:
-        return await finish_async(self.session.service_steps("stats"))
+        return await finish_async(self.session.stats_steps())
 
     def close(self) -> None:
         """Sends a word and waits for nothing, so it is no coroutine."""

@@ -7,9 +7,12 @@ from typing import Any, overload
 
 from savepoint.errors import UserError
 from savepoint.state.pool import WorkerBackend
+from savepoint.state.remote import RemoteSession
 from savepoint.state.sqlite.backend import SqliteBackend
+from savepoint.state.sqlite.session import Session
 
 Backend = SqliteBackend | WorkerBackend
+AnySession = Session | RemoteSession
 
 
 @overload

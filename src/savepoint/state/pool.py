@@ -26,7 +26,7 @@ from savepoint.state.errors import StateError
 from savepoint.state.image import BaseImage, ImageCache, file_identity
 from savepoint.state.leases import RESERVE_BYTES, Lease, LeaseBook, LeaseStats
 from savepoint.state.remote import SERVICE_S, RemoteSession
-from savepoint.state.sandbox import SandboxReport, reaches
+from savepoint.state.sandbox import LEVELS, SandboxReport, reaches
 from savepoint.state.session import Quota
 from savepoint.state.sqlite.store import Progress, Store, default_store
 from savepoint.state.steps import Steps, finish
@@ -284,11 +284,6 @@ class WorkerBackend:
         image.pages()
         lease = yield from self.admit_steps(owner, ttl_s, wait_s)
         session = RemoteSession(self, self._least_loaded(), lease, image, {"quota": quota or Quota(), "seed": seed})
-        try:
-            yield from session.open_steps()
-        except BaseException:
-            session.close()
-            raise
         self.arm(session)
         return session
 
@@ -320,6 +315,12 @@ class WorkerBackend:
     def stats(self) -> BackendStats:
         workers = tuple(WorkerStats(slot.pid, slot.sessions, slot.calls, max(0, slot.epoch - 1), str(slot.report)) for slot in self._slots)
         return BackendStats(self.book.stats(), workers)
+
+    def manifest(self) -> dict[str, Any]:
+        """What a run's manifest says of its state backend; the sandbox level is the least that any worker reached."""
+        reports = [slot.report for slot in self._slots if slot.epoch] or [SandboxReport("none", {}, {"worker": "none was started"})]
+        least = min(reports, key=lambda report: LEVELS.index(report.level))
+        return {"backend": "sqlite", "workers": len(self._slots), "threads": self.threads, "sandbox_level": least.level, "sandbox": str(least)}
 
     def close(self) -> None:
         """End every session and every worker process."""

@@ -70,6 +70,7 @@ class RemoteSession:
         self._unshipped = False  # whether that includes committed changes
         self._in_transaction = False
         self._lost = ""  # why it cannot go on
+        self._stats: SessionStats | None = None  # as of the last answer
         self._give_back = self._abandoned_when_dropped()
         slot.count(1)
 
@@ -159,7 +160,7 @@ class RemoteSession:
             self.generation += 1
 
     def _restore(self, label: str, kept: RemoteSnapshot) -> Steps[None]:
-        yield from self._place()
+        yield from self._opened()
         if (kept.slot, kept.epoch) == (self._slot, self._epoch):
             yield from self._once("restore", kept.number, kept.shipped is not None)
             return
@@ -190,8 +191,13 @@ class RemoteSession:
                 self._backend.arm(fork)
             return forks
 
+    def _opened(self) -> Steps[None]:
+        """Have it open before a call whose arguments depend on where that is."""
+        if self._epoch != self._slot.epoch or not self._slot.alive:
+            yield from self._once("session", "stats", ())
+
     def _fork(self, forks: list[RemoteSession]) -> Steps[None]:
-        yield from self._place()
+        yield from self._opened()
         for fork in forks:
             fork._asked[0] = self._epoch
         yield from self._once("fork", tuple(fork._number for fork in forks))
@@ -215,7 +221,15 @@ class RemoteSession:
         return finish(self.service_steps("temporary"))
 
     def stats(self) -> SessionStats:
-        return finish(self.service_steps("stats"))
+        return finish(self.stats_steps())
+
+    def stats_steps(self) -> Steps[SessionStats]:
+        """Every answer brings them along, so this asks the worker only before the first call."""
+        with (yield from self._my_turn()):
+            if self._stats is None or self._lost:
+                yield from self._service("session", "stats", ())
+            assert self._stats is not None
+            return self._stats
 
     def renew(self, ttl_s: float | None) -> None:
         """The lease ends `ttl_s` seconds from now (None: never)."""
@@ -262,11 +276,6 @@ class RemoteSession:
     def _number(self) -> int:
         return self._asked[1]
 
-    def open_steps(self) -> Steps[None]:
-        """Have it open in a worker; the backend does this before it gives the session out."""
-        with (yield from self._my_turn()):
-            yield from self._place()
-
     def _abandoned_when_dropped(self) -> Any:
         finalizer = weakref.finalize(self, self._backend.abandon, self._lease, self._slot, self._asked)
         finalizer.atexit = False
@@ -306,10 +315,11 @@ class RemoteSession:
             if not self._passed_on:
                 self._turn.release()
 
-    def _place(self) -> Steps[None]:
-        """Have the session open in a living worker: where it is, or where its worker died, anew from what was shipped. StateError where it cannot be."""
+    def _place(self) -> Steps[tuple[Any, ...] | None]:
+        """None when the session is open in a living worker; else what opens it, from what was shipped, together with the next call: a lease costs
+        no call of its own. StateError where it cannot be opened."""
         if self._epoch == self._slot.epoch and self._slot.alive:
-            return
+            return None
         if self._epoch >= 0 and not self._lost:
             self._moved(self._slot.last_death)
         if self._lost:
@@ -318,26 +328,24 @@ class RemoteSession:
             try:
                 epoch = yield from self._slot.ready()
                 image = yield from self._slot.have(self.image)
-                # An opening that was broken off may still be on its way: each try has a number of its own, and the earlier one is closed.
-                self._slot.tell(self._asked[0], "close", self._number)
-                self._asked[:] = epoch, self._backend.number()
-                self._lease.check(self._token)  # only now: a lease that ends later closes this number
-                arguments = (self._number, image, self.owner, self.options, self._backend.ship, self._shipped.parts)
-                (_, trail), _ = yield self._slot.call(epoch, "lease", *arguments, kill_after_s=SERVICE_S)
             except WorkerDied as death:
                 reason = death.reason
                 continue
-            self._epoch = epoch
-            self._absorb(trail)
-            return
+            # An opening that was broken off may still be on its way: each try has a number of its own, and the earlier one is closed.
+            self._slot.tell(self._asked[0], "close", self._number)
+            self._asked[:] = epoch, self._backend.number()
+            self._lease.check(self._token)  # only now: a lease that ends later closes this number
+            return self._number, image, self.owner, self.options, self._backend.ship, self._shipped.parts
         raise StateError(f"the session of {self.owner!r} cannot be opened: {reason}")
 
     def _ask(self, name: str, *arguments: Any, kill_after_s: float, alone: bool = False) -> Steps[Any]:
         """One call on this session where it lives; (its answer, rows). A wait that is broken off leaves the turn to the call, until it has ended."""
-        yield from self._place()
-        future = self._slot.call(self._epoch, name, self._number, *arguments, kill_after_s=kill_after_s, alone=alone)
+        opening = yield from self._place()
+        epoch = self._asked[0]
+        call = (name, self._number, *arguments) if opening is None else ("first", opening, name, arguments)
+        future = self._slot.call(epoch, *call, kill_after_s=kill_after_s, alone=alone)
         try:
-            return (yield future)
+            answer = yield future
         except GeneratorExit:
             raise
         except BaseException:
@@ -346,6 +354,8 @@ class RemoteSession:
                 self.interrupt()
                 future.add_done_callback(self._ended_later)
             raise
+        self._epoch = epoch
+        return answer
 
     def _ended_later(self, future: Future[Any]) -> None:
         """A call that nobody waits for has ended: take over what it says of the session, and let the next one in."""
@@ -381,12 +391,12 @@ class RemoteSession:
         self._absorb(trail)
         return replace(result, rows=tuple(rows)) if rows else result
 
-    def _absorb(self, trail: tuple[int, bool, str | None, bool, bytes | None]) -> None:
-        """What each answer says of the session: bytes held, whether a transaction is open, what a death would lose, and its delta if that changed."""
-        held, self._in_transaction, self._fragile, self._unshipped, part = trail
+    def _absorb(self, trail: tuple[SessionStats, bool, str | None, bool, bytes | None]) -> None:
+        """What each answer says of the session: its figures, whether a transaction is open, what a death would lose, and its delta if that changed."""
+        self._stats, self._in_transaction, self._fragile, self._unshipped, part = trail
         if part is not None:
             self._shipped = Shipped((part,))
-        self._backend.book.charge(self._lease, held, parked=False)
+        self._backend.book.charge(self._lease, self._stats.held_bytes, parked=False)
 
     def _moved(self, reason: str) -> None:
         """The worker is gone. What was shipped opens in the next one; if something was not, the session is lost."""

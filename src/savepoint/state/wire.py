@@ -43,7 +43,14 @@ class WireError(Exception):
 
 def encode(value: Any) -> bytes:
     """Plain values, and the state layer's own records."""
-    return bytes(msgpack.packb(value, default=_pack, unicode_errors="surrogatepass", strict_types=False))
+    packer: msgpack.Packer | None = getattr(_packers, "outer", None)
+    if packer is None:
+        packer = _packers.outer = _packer(_pack)
+    try:
+        return bytes(packer.pack(value))
+    except BaseException:
+        packer.reset()  # else the next message would begin with half of this one
+        raise
 
 
 def decode(body: bytes | bytearray) -> Any:
@@ -69,11 +76,25 @@ def decode_error(body: bytes | bytearray) -> Exception:
     return _ERRORS[code](words) if 0 <= code < len(_ERRORS) else WireError(words)
 
 
+_packers = threading.local()  # a packer has a buffer of its own, and making one costs more than most messages
+
+
+def _packer(default: Callable[[Any], Any] | None) -> msgpack.Packer:
+    return msgpack.Packer(default=default, unicode_errors="surrogatepass", buf_size=16 << 10)
+
+
 def _pack(value: Any) -> Any:
     kind = type(value)
     if kind not in _CODES:
         raise TypeError(f"{kind.__name__} does not travel")
-    return msgpack.ExtType(_CODES[kind], encode(_FIELDS[kind](value)))
+    packer: msgpack.Packer | None = getattr(_packers, "inner", None)
+    if packer is None:
+        packer = _packers.inner = _packer(None)
+    try:
+        return msgpack.ExtType(_CODES[kind], packer.pack(_FIELDS[kind](value)))
+    except BaseException:
+        packer.reset()
+        raise
 
 
 def _unpack(code: int, body: bytes) -> Any:

@@ -1,9 +1,8 @@
 """The process in which an agent's SQL runs: `python -m savepoint.state.worker DESCRIPTOR`, started by `client.WorkerProcess`.
 
-It holds images, sessions and snapshots under the numbers that the trainer gave them, and answers calls on one socket. Its threads take turns
-at reading: whoever has read a call runs it and lets another read, so a call costs no hand-over between threads. The trainer sends at most
-`threads` calls at a time, and there is one thread more than that: somebody always reads, so an interrupt arrives and the end of the trainer
-is seen at once.
+It holds images, sessions and snapshots under the numbers that the trainer gave them, and answers calls on one socket. The trainer sends at most
+`threads` calls at a time, and there is one thread more than that: somebody can always read, so an interrupt arrives and the end of the trainer
+is seen.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 from savepoint.state import sandbox, wire
 from savepoint.state.errors import StaleLease, StateError
 from savepoint.state.image import BaseImage
-from savepoint.state.session import ExecResult, Snapshot
+from savepoint.state.session import ExecResult, SessionStats, Snapshot
 from savepoint.state.sqlite.backend import SqliteBackend
 from savepoint.state.sqlite.pack import pack
 from savepoint.state.sqlite.session import Session
@@ -29,12 +29,15 @@ from savepoint.state.wire import Channel, WireError
 
 # Results of so few rows travel in the answer itself.
 _INLINE_ROWS = 64
+# A call that runs for so long has another thread read meanwhile; until then, calls that arrive wait behind it.
+_HAND_OVER_S = 0.002
+_QUIET, _DOZE_S = 200, 0.25  # rounds without a call after which the watch lies down; how often it looks up then
 # What may be asked of a session by name, beyond what has an operation of its own.
 SESSION_CALLS = frozenset("digest stats temporary".split())
 
 
-# Bytes held, whether a transaction is open, what would be lost with the process (None: nothing), whether committed changes would be, what is shipped.
-Trail = tuple[int, bool, str | None, bool, bytes | None]
+# The session's figures, whether a transaction is open, what would be lost with the process (None: nothing), whether committed changes, what is shipped.
+Trail = tuple[SessionStats, bool, str | None, bool, bytes | None]
 
 
 class Held:
@@ -81,7 +84,7 @@ class Held:
             self.current()
         unshipped = self._mark() != self._shipped  # inside a transaction: what was committed before it began
         fragile = session.unmovable() or ("changes that were not shipped" if unshipped else None)
-        return session.held_bytes, session.in_transaction, fragile, unshipped, part
+        return session.stats(), session.in_transaction, fragile, unshipped, part
 
     def _mark(self) -> tuple[Any, ...]:
         return self.session.version
@@ -121,7 +124,9 @@ class Worker:
 
     # ------------------------------------------------------------------ sessions
 
-    def do_lease(self, call: int, session: int, image: int, owner: str, options: dict[str, Any], ship: bool, parts: tuple[bytes, ...]) -> tuple[None, Trail]:
+    def do_first(self, call: int, opening: tuple[int, int, str, dict[str, Any], bool, tuple[bytes, ...]], name: str, arguments: tuple[Any, ...]) -> Any:
+        """Open a session and make the first call on it."""
+        session, image, owner, options, ship, parts = opening
         opened = self.backend.lease(self.images[image], owner=owner, ttl_s=None, **options)
         try:
             for part in parts:
@@ -129,8 +134,8 @@ class Worker:
         except BaseException:
             opened.close()
             raise
-        held = self._hold(session, Held(opened, ship))
-        return None, held.trail()
+        self._hold(session, Held(opened, ship))
+        return getattr(self, f"do_{name}")(call, session, *arguments)
 
     def do_execute(self, call: int, session: int, sql: str, deadline_s: float, max_rows: int, max_bytes: int, readonly: bool) -> tuple[ExecResult, Trail]:
         held = self._held(session)
@@ -228,23 +233,68 @@ class Worker:
         return held
 
 
-def serve(channel: Channel, worker: Worker, threads: int) -> None:
-    """Answer calls until the trainer closes the connection; then end the process, whatever is still running."""
-    reading = threading.Lock()
+class Readers:
+    """Threads that take turns at reading calls; the one who reads also runs what it has read.
 
-    def loop() -> None:
+    Handing the reading over for every call would cost more than the call (two switches of thread, both for the interpreter lock). So whoever
+    reads goes on reading after a call, unless the call takes long: then another thread takes over meanwhile, and somebody reads again.
+    """
+
+    def __init__(self, channel: Channel, worker: Worker, threads: int) -> None:
+        self._channel, self._worker = channel, worker
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
+        self._reader = 0  # the thread whose turn it is
+        self._idle = set(range(threads))
+        self._busy_since: float | None = None  # when the reader began to run a call
+        self._threads = threads
+        self._stir = threading.Event()
+        self._dozing = False
+
+    def run(self) -> None:
+        """Answer calls until the trainer closes the connection; then end the process, whatever is still running."""
+        for number in range(1, self._threads):
+            threading.Thread(target=self._serve, args=(number,), daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
+        self._serve(0)
+
+    def _serve(self, me: int) -> None:
         while True:
-            with reading:
+            with self._turn:
+                self._turn.wait_for(lambda: self._reader == me)
+                self._idle.discard(me)
+            while self._reader == me:
                 try:
-                    number, _, body = channel.receive()
+                    number, _, body = self._channel.receive()
                 except WireError:
                     os._exit(0)  # the trainer is gone: nobody waits for what other threads still compute
-            with contextlib.suppress(WireError):
-                _answer(channel, worker, number, body)
+                self._busy_since = time.monotonic()
+                if self._dozing:
+                    self._stir.set()
+                with contextlib.suppress(WireError):
+                    _answer(self._channel, self._worker, number, body)
+                with self._lock:
+                    if self._reader == me:
+                        self._busy_since = None
+                    else:
+                        self._idle.add(me)
 
-    for _ in range(threads):
-        threading.Thread(target=loop, daemon=True).start()
-    loop()
+    def _watch(self) -> None:
+        """Have another thread read when the one whose turn it is has been running a call for some time."""
+        quiet = 0
+        while True:
+            time.sleep(_HAND_OVER_S)
+            with self._lock:
+                since = self._busy_since
+                quiet = quiet + 1 if since is None else 0
+                if since is not None and time.monotonic() - since > _HAND_OVER_S and self._idle:
+                    self._reader, self._busy_since = min(self._idle), None
+                    self._turn.notify_all()
+            if quiet > _QUIET:
+                self._stir.clear()
+                self._dozing = True
+                self._stir.wait(_DOZE_S)  # an end, should a call have begun just before this line
+                self._dozing = False
 
 
 def _answer(channel: Channel, worker: Worker, number: int, body: bytearray) -> None:
@@ -272,7 +322,7 @@ def main(descriptor: int) -> None:
     if sandboxed:
         report = sandbox.enter(memory_bytes=memory_bytes, file_bytes=file_bytes)
     channel.send(number, wire.ANSWER, wire.encode((os.getpid(), backend.pages.kind, report.level, report.measures, report.missing)))
-    serve(channel, Worker(channel, backend), threads)
+    Readers(channel, Worker(channel, backend), threads + 1).run()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from savepoint.state.errors import SetupError, StateError
 from savepoint.state.image import BaseImage, ImageCache, OpenFile, file_identity
@@ -67,6 +68,10 @@ class SqliteBackend:
         """Give an image's pages back now. Sessions on it go on; no new one can be leased."""
         self._images.drop(image)
         image.release()
+
+    def manifest(self) -> dict[str, Any]:
+        """What a run's manifest says of its state backend."""
+        return {"backend": "sqlite", "workers": 0, "threads": 0, "sandbox_level": "none", "sandbox": "the SQL runs in the trainer's own process"}
 
     def close(self) -> None:
         """Close every session and drop every image."""

@@ -68,6 +68,8 @@ class Connection:
 
     def temporary(self) -> str | None:
         """The name of something that lives in this connection alone and that a copy of the database would lose, or None."""
+        if not self.policy.made_temporary:
+            return None
         found = self.raw.execute("SELECT name FROM temp.sqlite_schema LIMIT 1").fetchone()
         if found:
             return f"TEMP object {found[0]!r}"
