@@ -531,7 +531,7 @@ def chaos(store: Path, shop: Path, count: int, seed: int) -> None:
 
     asyncio.run(main())
     assert statuses.get("ok", 0) > count / 4
-    assert eventually(lambda: (len(me.children()), me.num_fds()) == (children, descriptors)), (me.children(), me.num_fds(), descriptors)
+    assert eventually(lambda: len(me.children()) == children and me.num_fds() <= descriptors), (me.children(), me.num_fds(), descriptors)
 
 
 # ---------------------------------------------------------------------- asyncio

@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any, Literal
 
 from savepoint.state.image import BaseImage
-from savepoint.state.pool import BackendStats, WorkerBackend
+from savepoint.state.leases import BackendStats
+from savepoint.state.pool import WorkerBackend
 from savepoint.state.remote import RemoteSession
 from savepoint.state.session import ExecResult, Quota, ResetProof, SessionStats, Snapshot
 from savepoint.state.steps import finish_async

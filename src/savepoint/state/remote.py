@@ -41,6 +41,9 @@ class Shipped:
 
     parts: tuple[bytes, ...] = ()
 
+    def plus(self, whole: bool, part: bytes) -> Shipped:
+        return Shipped((part,) if whole else (*self.parts, part))
+
 
 class RemoteSnapshot:
     """The worker's part of a `Snapshot`: where it lives, and its contents if the trainer holds them."""
@@ -391,11 +394,11 @@ class RemoteSession:
         self._absorb(trail)
         return replace(result, rows=tuple(rows)) if rows else result
 
-    def _absorb(self, trail: tuple[SessionStats, bool, str | None, bool, bytes | None]) -> None:
+    def _absorb(self, trail: tuple[SessionStats, bool, str | None, bool, bool, bytes | None]) -> None:
         """What each answer says of the session: its figures, whether a transaction is open, what a death would lose, and its delta if that changed."""
-        self._stats, self._in_transaction, self._fragile, self._unshipped, part = trail
+        self._stats, self._in_transaction, self._fragile, self._unshipped, whole, part = trail
         if part is not None:
-            self._shipped = Shipped((part,))
+            self._shipped = self._shipped.plus(whole, part)
         self._backend.book.charge(self._lease, self._stats.held_bytes, parked=False)
 
     def _moved(self, reason: str) -> None:
