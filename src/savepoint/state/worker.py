@@ -23,6 +23,7 @@ from savepoint.state.errors import StaleLease, StateError
 from savepoint.state.image import BaseImage
 from savepoint.state.session import ExecResult, SessionStats, Snapshot
 from savepoint.state.sqlite.backend import SqliteBackend
+from savepoint.state.sqlite.diff import TableDiff
 from savepoint.state.sqlite.pack import pack
 from savepoint.state.sqlite.session import Session
 from savepoint.state.wire import Channel, WireError
@@ -33,7 +34,7 @@ _INLINE_ROWS = 64
 _HAND_OVER_S = 0.002
 _QUIET, _DOZE_S = 200, 0.25  # rounds without a call after which the watch lies down; how often it looks up then
 # What may be asked of a session by name, beyond what has an operation of its own.
-SESSION_CALLS = frozenset("digest stats temporary park delta".split())
+SESSION_CALLS = frozenset("digest stats temporary park".split())
 
 
 # The session's figures, whether a transaction is open, what would be lost with the process (None: nothing), whether that includes committed
@@ -198,6 +199,31 @@ class Worker:
                 self._hold(number, Kept(fork, held.ship))
             return None, trail
 
+    def do_adopt_snapshot(self, call: int, session: int, snapshot: int, parts: tuple[bytes, ...], settings: dict[str, str]) -> tuple[None, Trail]:
+        held = self._held(session)
+        with held.used() as running:
+            scratch = self.backend.lease(running.image, owner="snapshot", quota=running.quota, ttl_s=None)
+            with scratch:
+                scratch.apply(*parts)
+                self.snapshots[snapshot] = replace(scratch.checkpoint(), settings=settings), running.image.page_size
+            return None, held.trail()
+
+    def do_apply(self, call: int, session: int, deltas: tuple[bytes, ...]) -> tuple[None, Trail]:
+        held = self._held(session)
+        with held.used() as running:
+            running.apply(*deltas)
+            return None, held.trail()
+
+    def do_delta(self, call: int, session: int, since: int | None) -> tuple[bytes, Trail]:
+        held = self._held(session)
+        with held.used() as running:
+            return running.delta(self._snapshot(since)), held.trail()
+
+    def do_diff(self, call: int, session: int, before: int | None, after: int | None, samples: int) -> tuple[tuple[TableDiff, ...], Trail]:
+        held = self._held(session)
+        with held.used() as running:
+            return running.diff(self._snapshot(before), self._snapshot(after), samples=samples), held.trail()
+
     def do_pack(self, call: int, snapshot: int) -> bytes:
         taken, page_size = self.snapshots[snapshot]
         return pack(taken.contents, page_size, taken.base_digest, taken.settings)
@@ -232,6 +258,9 @@ class Worker:
             if ended is not None:
                 ended.end()
         return held
+
+    def _snapshot(self, number: int | None) -> Snapshot | None:
+        return None if number is None else self.snapshots[number][0]
 
     def _held(self, session: int) -> Kept:
         held = self.sessions.get(session)
