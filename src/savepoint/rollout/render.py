@@ -186,7 +186,7 @@ class TemplateChat:
         try:
             call = json.loads(rest.partition(_CALL_CLOSE)[0])
             return Message("assistant", before.strip(), ToolCall(str(call["name"]), dict(call["arguments"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return Message("assistant", before.strip(), ToolCall("unreadable", {"text": rest}))
 
     def decode(self, ids: Sequence[int]) -> str:
