@@ -11,7 +11,7 @@ import pytest
 
 
 def smollm2(cache: Path) -> Path:
-    """The folder, made once in `cache` (20 s; 540 MB, which is why later runs use it again). Skips where the packages are not installed; nothing is downloaded here."""
+    """The folder, made once in `cache` (20 s; 540 MB, which is why later runs use it again). Skips where the packages are not installed."""
     folder = cache / "smollm2"
     if (folder / "done").exists():
         return folder

@@ -144,6 +144,7 @@ def test_a_resumed_evaluation_tries_again_what_failed_for_our_reasons(run, tmp_p
     assert result["outcomes"] == {"correct": 3, "wrong_result": 1} and len(endpoint.requests) == 5
     lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert sorted(line["task"] for line in lines) == ["t0", "t1", "t2", "t3"]
+    assert len((tmp_path / "out" / "traces.jsonl").read_text().splitlines()) == 4
 
 
 def test_another_evaluation_is_not_gone_on_with(run, tmp_path: Path):
@@ -219,6 +220,7 @@ def test_the_embedded_engine_resumes_to_the_very_same_results(run, tmp_path: Pat
     def ids(folder: Path) -> dict[tuple[str, int], list[int]]:
         return {(t["task"], t["member"]): t["ids"] for t in map(json.loads, (folder / "traces.jsonl").read_text().splitlines())}
 
+    assert len((parts / "results.jsonl").read_text().splitlines()) == len((parts / "traces.jsonl").read_text().splitlines()) == 8
     assert ids(whole) == ids(parts) and len(ids(whole)) == 8 and len({str(i) for i in ids(whole).values()}) > 1
 
 
@@ -268,7 +270,7 @@ def test_imitation_reinforcement_and_evaluation_show_the_same_bytes(style: str, 
     opening = [turn.text for turn in imitated.turns[:2]]
     assert opening == [turn.text for turn in group.trajectories[0].turns[:2]] == [m["content"] for m in sent[:2]]
     assert imitated.turns[3].observation == sent[3]["content"]
-    assert ("CREATE TABLE people" in opening[1]) == (style == "full")
+    assert ("CREATE TABLE people" in opening[1]) == ("-- first 2 rows: id, name" in opening[1]) == (style == "full")
     prompt = imitated.ids[: imitated.turns[1].span[1]]
     assert prompt == group.trajectories[0].ids[: len(prompt)]
 

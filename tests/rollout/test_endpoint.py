@@ -204,6 +204,9 @@ def test_an_endpoint_that_fails_every_episode_ends_the_evaluation(talk):
     # Good episodes between them are a sign of life.
     done, _, _ = talk(lambda body, number: GOLD if number % 3 == 2 else failure(500), samples=12, failures_in_a_row=3, concurrency=1, retries=0)
     assert [t.outcome for t in done].count("correct") == 4
+    # So is an answer in an episode that fails later.
+    done, _, _ = talk(lambda body, number: LOOK if len(body["messages"]) == 2 else failure(500), samples=6, failures_in_a_row=3, concurrency=1, retries=0)
+    assert [t.outcome for t in done] == ["infra"] * 6
 
 
 @pytest.mark.parametrize(
@@ -237,6 +240,21 @@ def test_no_more_requests_at_a_time_than_allowed(talk):
 
     _, endpoint, _ = talk(slowly, samples=12, concurrency=3)
     assert endpoint.most_open == 3 and len(endpoint.requests) == 12
+
+
+def test_an_engine_itself_keeps_to_the_limit():
+    def slowly(body: dict[str, Any], number: int) -> Answer:
+        time.sleep(0.03)
+        return GOLD
+
+    async def ask(url: str) -> None:
+        engine = OpenAIEngine("m", EndpointSettings(base_url=url, concurrency=2), environment={})
+        await asyncio.gather(*(engine.reply([Message("user", "hi")], (), max_tokens=5, seed=0) for _ in range(6)))
+        await engine.close()
+
+    with Endpoint(slowly) as endpoint:
+        asyncio.run(ask(endpoint.url))
+    assert endpoint.most_open == 2
 
 
 def test_a_failure_of_the_state_layer_is_infra_too(talk, monkeypatch: pytest.MonkeyPatch):

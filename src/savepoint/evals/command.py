@@ -119,15 +119,14 @@ class _Player:
     chat: Chat | None = None
     sampler: Sampler | None = None
     weights: str | None = None
-    base_url: str | None = None
     batch: int = BATCH
 
 
 def _player(model: str, options: EvalOptions) -> _Player:
     if options.engine == "openai":
         settings = _settings(options, LARGE | _AT_AN_ENDPOINT)
-        base_url, _ = resolve(settings.endpoint)
-        return _Player(settings, base_url=base_url)
+        resolve(settings.endpoint)  # a key that is missing is said before anything is written
+        return _Player(settings)
     folder = Path(model)
     if options.engine == "vllm":
         chat, known = load_chat(folder)
@@ -178,11 +177,10 @@ def _slots(model: Any, max_tokens: int) -> int:
 
 
 def _identity(model: str, tasks: Sequence[Task], player: _Player, options: EvalOptions) -> dict[str, Any]:
-    """What an evaluation must share with one that it goes on with. The endpoint's patience and prices may change, its address may not."""
+    """What an evaluation must share with one that it goes on with. The endpoint's address, patience and prices may have changed since."""
     digest = hashlib.blake2b(json.dumps([task.record() for task in tasks], sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
-    endpoint = player.settings.endpoint
     return {
-        "model": model, "weights": player.weights, "engine": options.engine, "base_url": player.base_url, "extra": endpoint.extra, "tasks": digest,
+        "model": model, "weights": player.weights, "engine": options.engine, "extra": player.settings.endpoint.extra, "tasks": digest,
         "samples": options.samples, "mode": options.mode, "temperature": options.temperature, "seed": options.seed,
         "environment": player.settings.environment.model_dump(mode="json"), "batch": player.batch,
     }  # fmt: skip
