@@ -54,6 +54,25 @@ class PolicySettings(TinyConfig):
     model: str | None = Field(None, description="folder of a transformers model to start from; the other settings of [policy] are then unused")
 
 
+class StateSettings(Settings):
+    """Where the SQL of environments and graders runs."""
+
+    workers: int = Field(0, ge=0, description="processes that run it, sandboxed; 0: this one runs it")
+    threads: int = Field(4, ge=1, description="calls at a time in each worker")
+    ship: Literal["call", "never"] = Field("call", description="ship a session's changes after every call, so that the death of its worker costs nothing")
+    require_sandbox: Literal["none", "limits", "partial", "full"] = Field("none", description="refuse to run when a worker's sandbox reaches less")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> StateSettings:
+        if self.workers == 0 and self.require_sandbox != "none":
+            raise ValueError("require_sandbox needs workers: with workers = 0 the SQL runs in this process, in no sandbox")
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """The options of `open_backend`."""
+        return {"workers": self.workers, **({"threads": self.threads, "ship": self.ship, "require_sandbox": self.require_sandbox} if self.workers else {})}
+
+
 class EvaluationSettings(Settings):
     """Evaluation on held-out tasks, before the first stage and after each."""
 
@@ -93,6 +112,7 @@ class Recipe(Settings):
     policy: PolicySettings = Field(default_factory=PolicySettings)
     environment: EnvironmentSettings = Field(default_factory=EnvironmentSettings)
     demonstrator: DemonstratorSettings = Field(default_factory=DemonstratorSettings)
+    state: StateSettings = Field(default_factory=StateSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     stages: tuple[Annotated[SftStage | GrpoStage, Field(discriminator="kind")], ...] = Field(min_length=1)
 

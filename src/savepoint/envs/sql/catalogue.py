@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from savepoint.envs.sql.descriptions import Descriptions
 from savepoint.envs.sql.schema import quote
-from savepoint.state import ExecResult, Session
+from savepoint.state import AnySession, ExecResult
 
 _DEADLINE_S = 5.0
 _ROWS_READ = 20
@@ -37,7 +37,7 @@ class TableEntry:
     sample: ExecResult
 
 
-def read_catalogue(session: Session, descriptions: Descriptions, rows: int) -> tuple[TableEntry, ...]:
+def read_catalogue(session: AnySession, descriptions: Descriptions, rows: int) -> tuple[TableEntry, ...]:
     """Tables and views of a session's database in the order of its catalogue, with at most `rows` rows of each table. StateError where even that fails."""
     entries = [tuple("" if value is None else str(value) for value in row) for row in _run(session, _CATALOGUE).rows]
     extras: dict[str, list[str]] = {}
@@ -54,7 +54,7 @@ def read_catalogue(session: Session, descriptions: Descriptions, rows: int) -> t
 _CATALOGUE = "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY rowid"
 
 
-def _columns(session: Session, table: str, descriptions: Descriptions) -> tuple[ColumnEntry, ...]:
+def _columns(session: AnySession, table: str, descriptions: Descriptions) -> tuple[ColumnEntry, ...]:
     said = descriptions.get(table.lower(), {})
     targets = {
         str(row[3]).lower(): f"{row[2]!s}.{row[4]!s}" if row[4] else str(row[2]) for row in _run(session, f"PRAGMA foreign_key_list({quote(table)})").rows
@@ -66,12 +66,12 @@ def _columns(session: Session, table: str, descriptions: Descriptions) -> tuple[
     return tuple(out)
 
 
-def _sample(session: Session, table: str, kind: str, rows: int) -> ExecResult:
+def _sample(session: AnySession, table: str, kind: str, rows: int) -> ExecResult:
     """The first rows. A view may cost anything, and its rows are its tables': it is not sampled."""
     if kind == "view" or not rows:
         return ExecResult("ok")
     return _run(session, f"SELECT * FROM {quote(table)} LIMIT {min(rows, _ROWS_READ)}")
 
 
-def _run(session: Session, sql: str) -> ExecResult:
+def _run(session: AnySession, sql: str) -> ExecResult:
     return session.execute(sql, deadline_s=_DEADLINE_S, max_rows=100_000, max_bytes=_BYTES_READ if sql.startswith("SELECT *") else 64 << 20)

@@ -21,7 +21,7 @@ from savepoint.envs.sql.tasks import Task, read_tasks
 from savepoint.envs.sql.world import World
 from savepoint.envs.tools import Tool
 from savepoint.errors import UserError
-from savepoint.state import Quota, Session, Snapshot
+from savepoint.state import AnySession, Quota, Snapshot
 
 Mode = Literal["agentic", "single_turn"]
 
@@ -104,7 +104,7 @@ class SqlEnv(StatefulEnv):
         action: dict[str, spaces.Space[Any]] = {"content": UnicodeText(1 << 20), "name": UnicodeText(256), "arguments": UnicodeText(1 << 20)}
         self.action_space = spaces.Dict(action)  # type: ignore[assignment]
         self.observation_space = UnicodeText(1 << 24)
-        self._session: Session | None = None
+        self._session: AnySession | None = None
         self._task: Task | None = None
         self._messages: list[Message] = []
         self._turns = self._tokens = 0
@@ -121,7 +121,7 @@ class SqlEnv(StatefulEnv):
         return tuple(self._messages)
 
     @property
-    def session(self) -> Session:
+    def session(self) -> AnySession:
         if self._session is None:
             raise RuntimeError("call reset() before anything else")
         return self._session

@@ -12,7 +12,7 @@ from savepoint.envs.sql.observation import ObservationFormat, observe
 from savepoint.envs.sql.schema_text import SchemaFormat, render_schema
 from savepoint.envs.sql.tasks import Task
 from savepoint.errors import UserError
-from savepoint.state import BaseImage, SqliteBackend, open_backend
+from savepoint.state import Backend, BaseImage, open_backend
 
 _SCHEMAS_KEPT = 1000
 
@@ -25,7 +25,7 @@ class World:
     """
 
     def __init__(
-        self, databases: str | Path | Sequence[str | Path] | None = None, *, images: dict[str, BaseImage] | None = None, backend: SqliteBackend | None = None
+        self, databases: str | Path | Sequence[str | Path] | None = None, *, images: dict[str, BaseImage] | None = None, backend: Backend | None = None
     ) -> None:
         self._folders = [Path(databases)] if isinstance(databases, str | Path) else [Path(folder) for folder in databases or ()]
         for folder in self._folders:

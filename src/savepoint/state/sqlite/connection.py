@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from typing import Any
 
@@ -25,6 +27,8 @@ class Connection:
     def __init__(self, volume: Volume, quota: Quota, columns: int) -> None:
         self.policy = Policy()
         self.vm_steps, self.rolled_back = 0, False
+        self.running = self.stopped = False  # whether a call is under way; whether `stop` ended it
+        self._changing = threading.Lock()
         self.finishing: str | None = None  # the BEGIN, COMMIT or ROLLBACK that is running
         # No SQLITE_OPEN_URI: with it, a file name could name another VFS.
         self.raw = apsw.Connection(FILE, vfs=volume.name, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=0)
@@ -35,8 +39,23 @@ class Connection:
 
     def begin(self, deadline: float, readonly: bool) -> None:
         """A call begins, to end by `deadline` (time.monotonic()): forget what the last one left."""
-        self.policy.begin(deadline, readonly)
-        self.vm_steps, self.rolled_back, self.finishing = 0, False, None
+        with self._changing:
+            self.policy.begin(deadline, readonly)
+            self.vm_steps, self.rolled_back, self.finishing, self.stopped, self.running = 0, False, None, False, True
+
+    def end(self) -> None:
+        """The call has ended: what the state layer asks of the connection now is under no deadline."""
+        with self._changing:
+            self.policy.begin(math.inf, False)
+            self.running = False
+
+    def stop(self) -> None:
+        """End the call under way, from another thread: whatever statement of it runs or would be next. Nothing happens when there is none."""
+        with self._changing:
+            if self.running:
+                self.stopped = True
+                self.policy.deadline = -math.inf
+                self.raw.interrupt()
 
     @property
     def is_late(self) -> bool:
@@ -49,6 +68,8 @@ class Connection:
 
     def temporary(self) -> str | None:
         """The name of something that lives in this connection alone and that a copy of the database would lose, or None."""
+        if not self.policy.made_temporary:
+            return None
         found = self.raw.execute("SELECT name FROM temp.sqlite_schema LIMIT 1").fetchone()
         if found:
             return f"TEMP object {found[0]!r}"

@@ -494,17 +494,13 @@ static int vfs_error(sqlite3_vfs *v, int n, char *out) { (void)v; (void)n; (void
 
 EXPORT const char *cow_source(void) { return COW_SOURCE; }
 
-/* Map a database file that nobody will change. *out: an image that shows the base as it is. */
-EXPORT int cow_base(const char *path, int page_size, Image **out) {
+/* Map a database file that nobody will change. *out: an image that shows the base as it is. The caller keeps the descriptor. */
+EXPORT int cow_base_fd(int fd, int page_size, Image **out) {
   struct stat st;
   if (page_size < 512 || page_size > MAX_PAGE || (page_size & (page_size - 1))) return -EINVAL;
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return -errno;
-  if (fstat(fd, &st) || st.st_size < 512) { close(fd); return -EINVAL; }
+  if (fstat(fd, &st) || st.st_size < 512) return -EINVAL;
   void *map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
-  int failed = errno;
-  close(fd);                    /* the mapping stays; no descriptor per base */
-  if (map == MAP_FAILED) return -failed;
+  if (map == MAP_FAILED) return -errno;    /* the mapping stays when the caller closes its descriptor */
   Base *b = calloc(1, sizeof *b);
   Image *image = calloc(1, sizeof *image);
   if (!b || !image) { free(b); free(image); munmap(map, (size_t)st.st_size); return -ENOMEM; }
@@ -519,6 +515,14 @@ EXPORT int cow_base(const char *path, int page_size, Image **out) {
   atomic_fetch_add(&live_images, 1);
   *out = image;
   return 0;
+}
+
+EXPORT int cow_base(const char *path, int page_size, Image **out) {
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -errno;
+  int rc = cow_base_fd(fd, page_size, out);
+  close(fd);                    /* the mapping stays; no descriptor per base */
+  return rc;
 }
 
 EXPORT void cow_image_free(Image *image) {

@@ -86,6 +86,7 @@ class Execution:
         finally:
             watchdog.disarm(alarm)
         result = self._answer(failure, started)
+        self.connection.end()
         failure = None  # its traceback holds this frame: together they would keep pages alive until the next garbage collection
         return result
 
@@ -205,7 +206,7 @@ class Execution:
         """The status that a failure means, and the limit that was hit."""
         quota, policy = self.quota, self.connection.policy
         if isinstance(error, apsw.InterruptError) or policy.late:
-            return "timeout", f"deadline_s={self.limits.deadline_s:g}" if self.connection.is_late else None
+            return "timeout", f"deadline_s={self.limits.deadline_s:g}" if self.connection.is_late and not self.connection.stopped else None
         if isinstance(error, _OverLimit):
             return "too_big", error.quota
         if policy.denied or str(error).startswith("unsafe use of "):  # SQLite's own refusal, of such a function in a view or a trigger

@@ -19,6 +19,7 @@ _OUT = ctypes.POINTER(ctypes.c_void_p)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "cow_source": (ctypes.c_char_p, []),
     "cow_base": (_INT, [ctypes.c_char_p, _INT, _OUT]),
+    "cow_base_fd": (_INT, [_INT, _INT, _OUT]),
     "cow_image_free": (None, [_HANDLE]),
     "cow_image_size": (_I64, [_HANDLE]),
     "cow_image_delta": (_I64, [_HANDLE, _HANDLE, _I64]),
@@ -112,9 +113,12 @@ class NativeStore:
         if self.quick.cow_source().decode() != source:
             raise StateError(f"{path}: built from another version of cowvfs.c")
 
-    def open_base(self, path: str, page_size: int) -> NativeImage:
+    def open_base(self, source: str | int, page_size: int) -> NativeImage:
         out = ctypes.c_void_p()
-        _check(self.slow.cow_base(os.fsencode(path), page_size, ctypes.byref(out)), path)
+        if isinstance(source, int):
+            _check(self.slow.cow_base_fd(source, page_size, ctypes.byref(out)), "an imported file")
+        else:
+            _check(self.slow.cow_base(os.fsencode(source), page_size, ctypes.byref(out)), source)
         return NativeImage(self, out.value or 0)
 
     def volume(self, origin: NativeImage, contents: NativeImage | None, max_pages: int, max_temp: int) -> NativeVolume:

@@ -6,10 +6,10 @@ Slower (each page read takes the interpreter lock, a fork copies the table of ch
 from __future__ import annotations
 
 import mmap
+import os
 import secrets
 import struct
 import weakref
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -52,9 +52,12 @@ class _Page:
 class _Base:
     __slots__ = ("__weakref__", "map", "page_size", "size")
 
-    def __init__(self, path: str, page_size: int) -> None:
-        with Path(path).open("rb") as file:
-            self.map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    def __init__(self, source: str | int, page_size: int) -> None:
+        descriptor = os.dup(source) if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.map = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
         self.size, self.page_size = len(self.map), page_size
         _count("bases", 1)
         weakref.finalize(self, _count, "bases", -1).atexit = False
@@ -332,8 +335,8 @@ class OverlayVolume:
 class OverlayStore:
     kind = "python"
 
-    def open_base(self, path: str, page_size: int) -> OverlayImage:
-        base = _Base(path, page_size)
+    def open_base(self, source: str | int, page_size: int) -> OverlayImage:
+        base = _Base(source, page_size)
         return OverlayImage(_Tree(base, base.size, base.size, {}))
 
     def volume(self, origin: OverlayImage, contents: OverlayImage | None, max_pages: int, max_temp: int) -> OverlayVolume:

@@ -61,7 +61,8 @@ class PageStore(Protocol):
     @property
     def kind(self) -> str: ...
 
-    def open_base(self, path: str, page_size: int) -> Image: ...
+    def open_base(self, source: str | int, page_size: int) -> Image:
+        """A file by its path, or by an open descriptor, which may be closed then; mapped read-only."""
 
     def volume(self, origin: Image, contents: Image | None, max_pages: int, max_temp: int) -> Volume:
         """A volume that shows `contents` (None: `origin`) and whose reset goes back to `origin`."""

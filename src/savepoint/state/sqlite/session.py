@@ -9,7 +9,7 @@ import time
 import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import apsw
 
@@ -20,6 +20,7 @@ from savepoint.state.session import ExecResult, Quota, ResetProof, SessionStats,
 from savepoint.state.sqlite.connection import Connection
 from savepoint.state.sqlite.digest import logical_digest, page_digest
 from savepoint.state.sqlite.execute import Execution, Limits
+from savepoint.state.sqlite.pack import Pack, pack, unpack
 from savepoint.state.sqlite.pages import Image, PageStore, Volume
 from savepoint.state.sqlite.split import split_statements
 from savepoint.state.watchdog import Alarm, watchdog
@@ -46,6 +47,16 @@ class _Lease:
             self.connection.close()
             self.connection = None
         self.volume.restore(contents)
+        self.connection = Connection(self.volume, self.quota, self.columns)
+        return self.connection
+
+    def rewrite(self, packed: Pack, image: BaseImage) -> Connection:
+        """The volume shows what was packed, and a fresh connection opens on it."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        self.volume.restore(None)
+        packed.write(self.volume, image.pages(), image.source)
         self.connection = Connection(self.volume, self.quota, self.columns)
         return self.connection
 
@@ -113,7 +124,7 @@ class Session:
         """Stop the call that another thread has under way; it answers "timeout". Nothing happens when there is none."""
         connection = self._lease.connection
         if connection is not None:
-            connection.raw.interrupt()
+            connection.stop()
 
     @property
     def in_transaction(self) -> bool:
@@ -222,6 +233,43 @@ class Session:
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 
+    @property
+    def version(self) -> tuple[Any, ...]:
+        """Changes when the contents or the connection's settings do (and then only, but for a restore or a reset)."""
+        with self._lock:
+            connection = self._live()
+            return self.generation, connection.raw.data_version("main"), tuple(connection.settings().items())
+
+    @property
+    def held_bytes(self) -> int:
+        with self._lock:
+            self._live()
+            return self._lease.volume.stats().held_pages * self.image.page_size
+
+    def unmovable(self) -> str | None:
+        """What would be lost if the contents went on in another connection; None: nothing."""
+        with self._lock:
+            return "an open transaction" if self._live().in_transaction else self.temporary()
+
+    def pack(self) -> bytes:
+        """The contents and the connection's settings as bytes, for `unpack` of any session on the same imported file. StateError in a transaction."""
+        with self._lock:
+            connection = self._settled("pack")
+            extras = {"settings": connection.settings(), "rowid": connection.raw.last_insert_rowid()}
+            return pack(self._lease.volume.freeze(), self.image.page_size, self.image.base_digest, extras)
+
+    def unpack(self, data: bytes) -> None:
+        """Go on with the contents that `pack` gave, here or in another process. StateError, and nothing changed, for damaged or foreign ones."""
+        with self._lock:
+            self._live()
+            found = unpack(data)
+            found.check(self.image.base_digest)
+            self._lease.rewrite(found, self.image)
+            connection = self._live()
+            connection.apply(found.extras["settings"])
+            connection.raw.set_last_insert_rowid(found.extras["rowid"])
+            self.generation += 1
+
     def stats(self) -> SessionStats:
         with self._lock:
             self._live()
@@ -266,7 +314,7 @@ class Session:
             self.interrupt()
 
     def _page_digest(self, contents: Image) -> str:
-        return page_digest(self.image.base_digest, self.image.path.stat().st_size, contents.size, contents.delta())
+        return page_digest(self.image.base_digest, self.image.base_size, contents.size, contents.delta())
 
     def _proven_digest(self) -> str:
         """The digest of what is there after a reset: from the pages themselves, unless the image's own are many; those it shares, by identity."""

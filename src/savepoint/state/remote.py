@@ -1,0 +1,415 @@
+"""A session whose SQL runs in a worker process: the same methods as `Session`, for threads here and for coroutines in `aio`.
+
+What may be lost with a process is kept small: after each call that changed the database its delta is shipped to the trainer, and a session
+whose worker dies goes on in another from there. What no delta can carry (an open transaction, a TEMP object) is lost with the process, and
+then the answer is "infra": ours, never the agent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from savepoint.state.client import WorkerDied
+from savepoint.state.errors import StaleLease, StateError
+from savepoint.state.image import BaseImage
+from savepoint.state.leases import Lease
+from savepoint.state.session import ExecResult, ExecStatus, Quota, ResetProof, SessionStats, Snapshot
+from savepoint.state.sqlite.execute import Limits
+from savepoint.state.sqlite.split import split_statements
+from savepoint.state.steps import Steps, Turnstile, finish
+
+if TYPE_CHECKING:
+    from savepoint.state.pool import Slot, WorkerBackend
+
+# Beyond its deadline, how long a call may take before its process is killed: SQLite stops by itself within milliseconds unless one
+# instruction of it runs for long, and on a crowded machine the process has to get its turn first.
+GRACE_S = 3.0
+# Calls that run no SQL of the agent, but may have gigabytes to go through.
+SERVICE_S = 600.0
+_PLACE_TRIES = 3  # workers that may die while a session opens, before it is given up
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A session's contents as the trainer holds them: parts to apply in order; none of them: the image as it is."""
+
+    parts: tuple[bytes, ...] = ()
+
+
+class RemoteSnapshot:
+    """The worker's part of a `Snapshot`: where it lives, and its contents if the trainer holds them."""
+
+    def __init__(self, slot: Slot, epoch: int, number: int, shipped: Shipped | None) -> None:
+        self.slot, self.epoch, self.number, self.shipped = slot, epoch, number, shipped
+        weakref.finalize(self, slot.discard, epoch, "drop_snapshot", number).atexit = False
+
+
+class RemoteSession:
+    """A leased session in a worker process; see `Session` for what its methods do. Any thread may call, one call runs at a time.
+
+    StaleLease when the lease has ended or another handle has taken it over (`hand_over`). StateError for what the caller may not do, and where
+    a worker died with what it alone held.
+    """
+
+    def __init__(self, backend: WorkerBackend, slot: Slot, lease: Lease, image: BaseImage, options: dict[str, Any], turn: Turnstile | None = None) -> None:
+        self.image, self.options = image, options
+        self.generation = 0
+        self._backend, self._slot, self._lease, self._token = backend, slot, lease, lease.token
+        self._turn = turn or Turnstile()
+        self._epoch = -1  # of the worker that holds it; -1: none does
+        # The worker that was last asked to hold it, and the number it was given there: shared with the finalizer.
+        self._asked = [-1, backend.number()]
+        self._shipped = Shipped()
+        self._fragile: str | None = None  # what would be lost if the worker died now
+        self._unshipped = False  # whether that includes committed changes
+        self._in_transaction = False
+        self._lost = ""  # why it cannot go on
+        self._stats: SessionStats | None = None  # as of the last answer
+        self._give_back = self._abandoned_when_dropped()
+        slot.count(1)
+
+    # ------------------------------------------------------------------ SQL
+
+    def execute(self, sql: str, *, deadline_s: float = 5.0, max_rows: int = 1000, max_bytes: int = 1 << 20, readonly: bool = False) -> ExecResult:
+        return finish(self.execute_steps(sql, deadline_s=deadline_s, max_rows=max_rows, max_bytes=max_bytes, readonly=readonly))
+
+    def execute_steps(
+        self, sql: str, *, deadline_s: float = 5.0, max_rows: int = 1000, max_bytes: int = 1 << 20, readonly: bool = False
+    ) -> Steps[ExecResult]:
+        """`execute` as steps. Never fails for what the SQL does, nor for what happens to the process meanwhile."""
+        Limits(deadline_s, max_rows, max_bytes, readonly)
+        arguments = (sql, deadline_s, max_rows, max_bytes, readonly)
+        deaths = 0
+        with (yield from self._my_turn()):
+            while True:
+                try:
+                    answer, rows = yield from self._ask("execute", *arguments, kill_after_s=deadline_s + GRACE_S, alone=deaths > 0)
+                    return self._executed(answer, rows)
+                except WorkerDied as death:
+                    deaths += death.sent
+                    if death.overran:
+                        return self._killed("timeout", f"deadline_s={deadline_s:g}", "nothing could interrupt the statement, so its process was killed")
+                    if deaths > 1 and death.alone:
+                        return self._killed("sql_error", None, f"the statement ended its process twice ({death.reason})")
+                    self._moved(death.reason)
+                except StaleLease:
+                    self._lease.check(self._token)  # says how it ended
+                    raise
+                except StateError as error:
+                    return ExecResult("infra", error=str(error))
+
+    def statements(self, sql: str) -> list[str]:
+        """The statements of a script, cut where SQLite cuts them."""
+        return split_statements(sql)
+
+    def interrupt(self) -> None:
+        """Stop the call that another thread has under way; it answers "timeout". Nothing happens when there is none."""
+        self._slot.tell(self._epoch, "interrupt", self._number)
+
+    @property
+    def in_transaction(self) -> bool:
+        """As of the last call."""
+        return self._in_transaction
+
+    @property
+    def owner(self) -> str:
+        return self._lease.owner
+
+    @property
+    def ttl_s(self) -> float | None:
+        return self._lease.ttl_s
+
+    @property
+    def quota(self) -> Quota:
+        return self.options["quota"]
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._lease.ended) or self._token != self._lease.token
+
+    # ------------------------------------------------------------------ state
+
+    def checkpoint(self, label: str = "") -> Snapshot:
+        return finish(self.checkpoint_steps(label))
+
+    def checkpoint_steps(self, label: str = "") -> Steps[Snapshot]:
+        with (yield from self._my_turn()):
+            number = self._backend.number()
+            base_digest, size, pages, settings = yield from self._service("checkpoint", number, label)
+            shipped = self._shipped if self._fragile is None else None
+            return Snapshot(label, base_digest, size, pages, settings, RemoteSnapshot(self._slot, self._epoch, number, shipped))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        finish(self.restore_steps(snapshot))
+
+    def restore_steps(self, snapshot: Snapshot) -> Steps[None]:
+        if snapshot.base_digest != self.image.base_digest:
+            raise StateError(f"snapshot {snapshot.label!r} is of base {snapshot.base_digest}, this session of base {self.image.base_digest}")
+        with (yield from self._my_turn()):
+            self._lost = ""
+            kept: RemoteSnapshot = snapshot.contents
+            yield from self._repeated("restore", lambda: self._restore(snapshot.label, kept))
+            if kept.shipped is not None:
+                self._shipped, self._fragile = kept.shipped, None
+            self.generation += 1
+
+    def _restore(self, label: str, kept: RemoteSnapshot) -> Steps[None]:
+        yield from self._opened()
+        if (kept.slot, kept.epoch) == (self._slot, self._epoch):
+            yield from self._once("restore", kept.number, kept.shipped is not None)
+            return
+        if kept.shipped is None:
+            if kept.epoch != kept.slot.epoch:
+                raise StateError(f"snapshot {label!r} was lost with the worker process that held it")
+            kept.shipped = Shipped(((yield from kept.slot.ask("pack", kept.number)),))
+        yield from self._once("adopt", kept.shipped.parts)
+
+    def fork(self, n: int = 1) -> list[RemoteSession]:
+        return finish(self.fork_steps(n))
+
+    def fork_steps(self, n: int = 1) -> Steps[list[RemoteSession]]:
+        with (yield from self._my_turn()):
+            forks: list[RemoteSession] = []
+            try:
+                for i in range(n):
+                    lease = yield from self._backend.admit_steps(f"{self.owner}/fork-{i}", self.ttl_s)
+                    forks.append(RemoteSession(self._backend, self._slot, lease, self.image, self.options))
+                yield from self._repeated("fork", lambda: self._fork(forks))
+            except BaseException:
+                for fork in forks:
+                    fork.close()
+                raise
+            for fork in forks:
+                fork._epoch = fork._asked[0] = self._epoch
+                fork._shipped, fork._fragile = self._shipped, self._fragile
+                self._backend.arm(fork)
+            return forks
+
+    def _opened(self) -> Steps[None]:
+        """Have it open before a call whose arguments depend on where that is."""
+        if self._epoch != self._slot.epoch or not self._slot.alive:
+            yield from self._once("session", "stats", ())
+
+    def _fork(self, forks: list[RemoteSession]) -> Steps[None]:
+        yield from self._opened()
+        for fork in forks:
+            fork._asked[0] = self._epoch
+        yield from self._once("fork", tuple(fork._number for fork in forks))
+
+    def reset(self) -> ResetProof:
+        return finish(self.reset_steps())
+
+    def reset_steps(self) -> Steps[ResetProof]:
+        with (yield from self._my_turn()):
+            if self._lost:  # nothing of it is left anywhere: it begins anew
+                self._lost, self._epoch, self._shipped = "", -1, Shipped()
+            proof: ResetProof = yield from self._service("reset")
+            self._shipped, self._fragile = Shipped(), None
+            self.generation += 1
+            return replace(proof, digest_ok=proof.digest_ok and self.image.unchanged(), generation=self.generation)
+
+    def digest(self, level: Literal["page", "logical"] = "page") -> str:
+        return finish(self.service_steps("digest", level))
+
+    def temporary(self) -> str | None:
+        return finish(self.service_steps("temporary"))
+
+    def stats(self) -> SessionStats:
+        return finish(self.stats_steps())
+
+    def stats_steps(self) -> Steps[SessionStats]:
+        """Every answer brings them along, so this asks the worker only before the first call."""
+        with (yield from self._my_turn()):
+            if self._stats is None or self._lost:
+                yield from self._service("session", "stats", ())
+            assert self._stats is not None
+            return self._stats
+
+    def renew(self, ttl_s: float | None) -> None:
+        """The lease ends `ttl_s` seconds from now (None: never)."""
+        self._lease.check(self._token)
+        self._backend.book.renew(self._lease, ttl_s)
+
+    def hand_over(self, owner: str) -> RemoteSession:
+        """The session under a new owner and a new handle. This handle is stale from now on: whatever it still has under way cannot reach the session."""
+        return finish(self.hand_over_steps(owner))
+
+    def hand_over_steps(self, owner: str) -> Steps[RemoteSession]:
+        with (yield from self._my_turn()):
+            self._lease.token += 1
+            self._lease.owner = owner
+            self._give_back.detach()
+            heir = RemoteSession(self._backend, self._slot, self._lease, self.image, self.options, self._turn)
+            heir._give_back.detach()
+            self._slot.count(-1)
+            heir._epoch, heir._asked, heir._shipped = self._epoch, self._asked, self._shipped
+            heir._fragile, heir._in_transaction, heir._lost, heir.generation = self._fragile, self._in_transaction, self._lost, self.generation
+            heir._give_back = heir._abandoned_when_dropped()
+            self._backend.arm(heir)
+            return heir
+
+    def close(self) -> None:
+        """Give the session back. Its snapshots and forks live on. Closing twice is nothing; closing a handle that was taken over is nothing too."""
+        if self._token == self._lease.token:
+            self._end("is closed")
+
+    def __enter__(self) -> RemoteSession:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def service_steps(self, name: str, *arguments: Any) -> Steps[Any]:
+        """A call of one of the session's own methods that runs no SQL of the agent, as steps."""
+        with (yield from self._my_turn()):
+            return (yield from self._service("session", name, arguments))
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _number(self) -> int:
+        return self._asked[1]
+
+    def _abandoned_when_dropped(self) -> Any:
+        finalizer = weakref.finalize(self, self._backend.abandon, self._lease, self._slot, self._asked)
+        finalizer.atexit = False
+        return finalizer
+
+    def _end(self, how: str, *, expired: bool = False) -> None:
+        self._give_back.detach()
+        if self._backend.book.end(self._lease, how, expired=expired):
+            self._slot.count(-1)
+            self._slot.tell(self._asked[0], "close", self._number)
+
+    def _expire(self) -> None:
+        self._end(f"ended: its lease of {self.ttl_s:g} s is over", expired=True)
+
+    def _my_turn(self) -> Steps[contextlib.AbstractContextManager[None]]:
+        """Wait until no other call is under way, and check the lease. The context gives the turn to the next one."""
+        turn = self._turn.acquire()
+        try:
+            yield turn
+        except BaseException:
+            if not turn.cancel():
+                turn.add_done_callback(lambda _: self._turn.release())
+            raise
+        try:
+            self._lease.check(self._token)
+        except BaseException:
+            self._turn.release()
+            raise
+        self._passed_on = False
+        return self._taken()
+
+    @contextlib.contextmanager
+    def _taken(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if not self._passed_on:
+                self._turn.release()
+
+    def _place(self) -> Steps[tuple[Any, ...] | None]:
+        """None when the session is open in a living worker; else what opens it, from what was shipped, together with the next call: a lease costs
+        no call of its own. StateError where it cannot be opened."""
+        if self._epoch == self._slot.epoch and self._slot.alive:
+            return None
+        if self._epoch >= 0 and not self._lost:
+            self._moved(self._slot.last_death)
+        if self._lost:
+            raise StateError(f"the session of {self.owner!r} cannot go on: {self._lost}")
+        for _ in range(_PLACE_TRIES):
+            try:
+                epoch = yield from self._slot.ready()
+                image = yield from self._slot.have(self.image)
+            except WorkerDied as death:
+                reason = death.reason
+                continue
+            # An opening that was broken off may still be on its way: each try has a number of its own, and the earlier one is closed.
+            self._slot.tell(self._asked[0], "close", self._number)
+            self._asked[:] = epoch, self._backend.number()
+            self._lease.check(self._token)  # only now: a lease that ends later closes this number
+            return self._number, image, self.owner, self.options, self._backend.ship, self._shipped.parts
+        raise StateError(f"the session of {self.owner!r} cannot be opened: {reason}")
+
+    def _ask(self, name: str, *arguments: Any, kill_after_s: float, alone: bool = False) -> Steps[Any]:
+        """One call on this session where it lives; (its answer, rows). A wait that is broken off leaves the turn to the call, until it has ended."""
+        opening = yield from self._place()
+        epoch = self._asked[0]
+        call = (name, self._number, *arguments) if opening is None else ("first", opening, name, arguments)
+        future = self._slot.call(epoch, *call, kill_after_s=kill_after_s, alone=alone)
+        try:
+            answer = yield future
+        except GeneratorExit:
+            raise
+        except BaseException:
+            if not future.done():
+                self._passed_on = True
+                self.interrupt()
+                future.add_done_callback(self._ended_later)
+            raise
+        self._epoch = epoch
+        return answer
+
+    def _ended_later(self, future: Future[Any]) -> None:
+        """A call that nobody waits for has ended: take over what it says of the session, and let the next one in."""
+        error = future.exception()
+        if error is None:
+            self._absorb(future.result()[0][1])
+        elif isinstance(error, WorkerDied):
+            self._moved(error.reason)
+        self._turn.release()
+
+    def _once(self, name: str, *arguments: Any) -> Steps[Any]:
+        (value, trail), _ = yield from self._ask(name, *arguments, kill_after_s=SERVICE_S)
+        self._absorb(trail)
+        return value
+
+    def _service(self, name: str, *arguments: Any) -> Steps[Any]:
+        return (yield from self._repeated(name, lambda: self._once(name, *arguments)))
+
+    def _repeated(self, name: str, attempt: Callable[[], Steps[Any]]) -> Steps[Any]:
+        """What runs no SQL of the agent is tried again when the worker dies, as long as nothing was lost with it. StateError when it was."""
+        for _ in range(_PLACE_TRIES):
+            try:
+                return (yield from attempt())
+            except WorkerDied as death:
+                reason = death.reason
+                self._moved(reason)
+            if self._lost:
+                break
+        raise StateError(f"{name}: {self._lost or reason}")
+
+    def _executed(self, answer: Any, rows: list[Any]) -> ExecResult:
+        result, trail = answer
+        self._absorb(trail)
+        return replace(result, rows=tuple(rows)) if rows else result
+
+    def _absorb(self, trail: tuple[SessionStats, bool, str | None, bool, bytes | None]) -> None:
+        """What each answer says of the session: its figures, whether a transaction is open, what a death would lose, and its delta if that changed."""
+        self._stats, self._in_transaction, self._fragile, self._unshipped, part = trail
+        if part is not None:
+            self._shipped = Shipped((part,))
+        self._backend.book.charge(self._lease, self._stats.held_bytes, parked=False)
+
+    def _moved(self, reason: str) -> None:
+        """The worker is gone. What was shipped opens in the next one; if something was not, the session is lost."""
+        if self._epoch >= 0 and self._fragile is not None:
+            self._lost = f"{reason}, and with it {self._fragile}"
+        self._epoch, self._fragile, self._in_transaction = -1, None, False
+
+    def _killed(self, status: ExecStatus, quota: str | None, words: str) -> ExecResult:
+        """The agent's own statement ended the process: it is undone, with the transaction it ran in, and the session goes on from before."""
+        was_open, gone = self._in_transaction, self._fragile
+        words += "; what it did is undone"
+        if gone is not None and not self._unshipped:
+            self._fragile = None
+            words += f", and {gone} is gone"
+        self._moved(words)
+        return ExecResult(status, error=words, quota=quota, transaction_lost=was_open)
