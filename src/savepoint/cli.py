@@ -67,9 +67,10 @@ def build_parser() -> argparse.ArgumentParser:
     evaluation.add_argument("--engine", choices=["embedded", "openai", "vllm"], default="embedded", help=engines)
     evaluation.add_argument("--base-url", metavar="URL", help="address of the endpoint, for example http://localhost:8000/v1 (default: OpenAI's own)")
     evaluation.add_argument("--samples", type=_positive, default=1, metavar="K", help="episodes a task (default 1); success is also given as pass@k and pass^k")
-    evaluation.add_argument("--single-turn", action="store_true", help="no tools: the first message is graded")
+    evaluation.add_argument("--single-turn", action="store_true", help="no looking: the first message is graded")
     evaluation.add_argument("--temperature", type=float, default=1.0, help="sampling temperature, 0 for greedy (default 1)")
-    evaluation.add_argument("--max-tokens", type=_positive, metavar="N", help="tokens of a whole trajectory (default: the model's own setting, else 4096)")
+    longest = "tokens of a whole trajectory (default: the policy's own setting, else 8192, at an endpoint 65536)"
+    evaluation.add_argument("--max-tokens", type=_positive, metavar="N", help=longest)
     evaluation.add_argument("--seed", type=int, default=0, help="seed of the sampling (default 0)")
     evaluation.add_argument("--out", type=Path, metavar="DIR", help="keep results, traces and the summary there")
     evaluation.add_argument("--resume", action="store_true", help="go on where the evaluation in --out was stopped")

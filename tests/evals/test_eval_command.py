@@ -109,6 +109,14 @@ def test_a_task_whose_set_up_fails_is_invalid_and_the_rest_goes_on(run, tmp_path
     assert result["outcomes"] == {"correct": 2, "invalid_instance": 2} and result["n"] == 2 and "nowhere" in result["faults"]["p9#1"]
 
 
+def test_the_sql_can_run_in_a_worker_process(run, tmp_path: Path):
+    path = tmp_path / "bad.jsonl"
+    write_tasks(path, [debugging(), debugging(instance_id="p9", preprocess_sql=["INSERT INTO nowhere VALUES (1)"])])
+    with Endpoint(lambda body, number: LOOK if len(body["messages"]) == 2 else GOLD) as endpoint:
+        result = run("m", at(endpoint, samples=2, settings=(*PATIENCE, "state.workers=1")), path)
+    assert result["outcomes"] == {"correct": 2, "invalid_instance": 2} and result["settings"]["state"]["workers"] == 1
+
+
 def test_results_and_traces_are_kept_by_task_and_sample(run, tmp_path: Path):
     out = tmp_path / "out"
     with Endpoint(lambda body, number: GOLD) as endpoint:

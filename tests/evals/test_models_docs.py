@@ -22,5 +22,5 @@ def test_every_command_on_the_page_parses():
 
 def test_every_setting_on_the_page_exists():
     known = {key for key, _, _ in describe(EvalSettings)}
-    named = set(re.findall(r"\b((?:endpoint|environment)\.[a-z_]+)", PAGE)) - {"environment.KEY"}
+    named = set(re.findall(r"\b((?:endpoint|environment|state)\.[a-z_]+)", PAGE)) - {"environment.KEY"}
     assert len(named) > 10 and named <= known

@@ -17,7 +17,7 @@ from pydantic import Field
 from savepoint.config import Settings, build, parse_assignment, set_value
 from savepoint.envs.sql.env import Mode
 from savepoint.envs.sql.grade import Grader
-from savepoint.envs.sql.settings import LARGE, EnvironmentSettings
+from savepoint.envs.sql.settings import LARGE, EnvironmentSettings, StateSettings
 from savepoint.envs.sql.tasks import Task, read_tasks
 from savepoint.envs.sql.world import World
 from savepoint.errors import Interrupted, UserError
@@ -46,7 +46,7 @@ _AT_AN_ENDPOINT = {"max_message_tokens": 4096, "max_tokens": 65536}
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    """What the command's options say. `settings` are assignments, `environment.KEY=VALUE` or `endpoint.KEY=VALUE`."""
+    """What the command's options say. `settings` are assignments, `environment.KEY=VALUE`, `endpoint.KEY=VALUE` or `state.KEY=VALUE`."""
 
     engine: Literal["embedded", "openai", "vllm"] = "embedded"
     samples: int = 1
@@ -77,6 +77,7 @@ class EvalSettings(Settings):
 
     environment: EnvironmentSettings = Field(default_factory=EnvironmentSettings)
     endpoint: EndpointSettings = Field(default_factory=EndpointSettings)
+    state: StateSettings = Field(default_factory=StateSettings)
 
 
 def evaluate_command(model: str, tasks: Path, databases: Sequence[Path], options: EvalOptions, *, store: Path | None, progress: Progress) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def evaluate_command(model: str, tasks: Path, databases: Sequence[Path], options
     options.check()
     chosen = read_tasks(tasks)
     player = _player(model, options)
-    with open_backend("sqlite", store=store) as backend:
+    with open_backend("sqlite", store=store, **player.settings.state.options()) as backend:
         world = World(databases, backend=backend)
         for task in chosen:
             world.base(task.db_id)
