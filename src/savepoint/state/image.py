@@ -45,6 +45,7 @@ class BaseImage:
     contents: Any = field(default=None, repr=False)
     identity: tuple[int, ...] = field(default=(), repr=False)
     file: OpenFile | None = field(default=None, repr=False)
+    base: Any = field(default=None, repr=False)
 
     def pages(self) -> Any:
         """The page store's handle. StateError when the image was released, or its file in the store was touched."""
@@ -63,6 +64,10 @@ class BaseImage:
     def base_size(self) -> int:
         """Bytes of the imported file."""
         return self.identity[2]
+
+    def whole(self) -> Any:
+        """The page store's handle of the imported file itself, without the set-up."""
+        return self.pages() if self.base is None else self.base
 
     def unchanged(self) -> bool:
         """Whether the imported file is the very file that was opened: its place on the disk, size and time stamp."""

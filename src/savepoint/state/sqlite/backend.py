@@ -100,11 +100,11 @@ class SqliteBackend:
         found.check(base.base_digest)
         volume = self.pages.volume(base.pages(), None, 1 << 40, 0)
         try:
-            found.write(volume, base.pages(), base.source)
+            found.write(volume, base.whole())
             contents = volume.freeze()
         finally:
             volume.close()
-        return replace(base, digest=digest, size=contents.size, setup=setup, columns=columns, delta_bytes=len(found.pages), contents=contents)
+        return replace(base, digest=digest, size=contents.size, setup=setup, columns=columns, delta_bytes=len(found.pages), contents=contents, base=base.whole())
 
     # ------------------------------------------------------------------ inside
 
@@ -154,7 +154,7 @@ class SqliteBackend:
         size = base.base_size
         digest = page_digest(base.base_digest, size, contents.size, delta)
         setup = (*base.setup, *setup)
-        return replace(base, digest=digest, size=contents.size, setup=setup, columns=columns, delta_bytes=len(delta), contents=contents)
+        return replace(base, digest=digest, size=contents.size, setup=setup, columns=columns, delta_bytes=len(delta), contents=contents, base=base.whole())
 
 
 def _widest_table(session: Session) -> int:

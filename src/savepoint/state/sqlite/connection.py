@@ -31,6 +31,8 @@ class Connection:
         self._changing = threading.Lock()
         self.finishing: str | None = None  # the BEGIN, COMMIT or ROLLBACK that is running
         # No SQLITE_OPEN_URI: with it, a file name could name another VFS.
+        self._volume = volume
+        volume.register(True)
         self.raw = apsw.Connection(FILE, vfs=volume.name, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=0)
         harden(self.raw, quota, self.policy, columns)
         self.raw.set_progress_handler(self._stops, STEPS)
@@ -90,6 +92,7 @@ class Connection:
     def close(self) -> None:
         """Close, whatever is open: statements, transactions, TEMP objects go."""
         self.raw.close(True)
+        self._volume.register(False)
 
     def _stops(self) -> bool:
         return self.is_late

@@ -55,8 +55,7 @@ class _Lease:
         if self.connection is not None:
             self.connection.close()
             self.connection = None
-        self.volume.restore(None)
-        packed.write(self.volume, image.pages(), image.source)
+        packed.write(self.volume, image.whole())
         self.connection = Connection(self.volume, self.quota, self.columns)
         return self.connection
 
@@ -238,7 +237,7 @@ class Session:
         """Changes when the contents or the connection's settings do (and then only, but for a restore or a reset)."""
         with self._lock:
             connection = self._live()
-            return self.generation, connection.raw.data_version("main"), tuple(connection.settings().items())
+            return self._lease.volume.stats().writes, tuple(connection.settings().items())
 
     @property
     def held_bytes(self) -> int:
@@ -327,6 +326,7 @@ class Session:
         """Through a connection of its own, which no setting and no TEMP object of the session reaches."""
         volume = self._backend.pages.volume(self._lease.volume.freeze(), None, 0, 1 << 40)
         try:
+            volume.register(True)
             connection = apsw.Connection("database", vfs=volume.name, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=0)
             try:
                 return logical_digest(connection)
