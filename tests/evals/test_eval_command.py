@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from endpoint_server import Answer, Endpoint, failure, said
 from savepoint.config import build
 from savepoint.envs.sql.settings import LARGE, EnvironmentSettings
 from savepoint.envs.sql.tasks import write_tasks
-from savepoint.errors import UserError
+from savepoint.errors import Interrupted, UserError
 from savepoint.evals.command import EvalOptions, evaluate_command
 from savepoint.progress import Progress
 from savepoint.rollout.render import CompactChat, TemplateChat, train_tokenizer
@@ -153,6 +154,22 @@ def test_a_resumed_evaluation_tries_again_what_failed_for_our_reasons(run, tmp_p
     lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert sorted(line["task"] for line in lines) == ["t0", "t1", "t2", "t3"]
     assert len((tmp_path / "out" / "traces.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_person_who_stops_an_evaluation_is_told_how_to_go_on(run, tmp_path: Path):
+    out = tmp_path / "out"
+    with Endpoint(lambda body, number: GOLD) as endpoint:
+        options = at(endpoint, out=out, settings=(*PATIENCE, "endpoint.concurrency=1"))
+
+        def stop(body: dict[str, Any], number: int) -> Answer:
+            if number == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return GOLD
+
+        endpoint.script = stop
+        with pytest.raises(Interrupted, match=rf"stopped; 2 of 4 episodes are in {out}: go on by the same command with --resume"):
+            run("m", options)
+        assert run("m", replace(options, resume=True))["outcomes"] == {"correct": 4}
 
 
 def test_another_evaluation_is_not_gone_on_with(run, tmp_path: Path):

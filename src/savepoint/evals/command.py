@@ -32,7 +32,7 @@ from savepoint.rollout.engines.openai import EndpointSettings, OpenAIEngine, res
 from savepoint.rollout.engines.vllm import VllmEngine
 from savepoint.rollout.render import Chat
 from savepoint.rollout.trajectory import Trajectory
-from savepoint.state import SetupError, open_backend
+from savepoint.state import SetupError, StateError, open_backend
 from savepoint.train.bundle import load_bundle, load_chat
 
 BATCH = 32
@@ -97,6 +97,8 @@ def evaluate_command(model: str, tasks: Path, databases: Sequence[Path], options
         started = time.monotonic()
         try:
             engine = _play(player, chosen, world, results, options, progress)
+        except StateError as error:
+            raise UserError(f"the evaluation cannot go on: {error}") from error
         except KeyboardInterrupt:
             if options.out is None:
                 raise

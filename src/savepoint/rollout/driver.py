@@ -72,23 +72,10 @@ def rollout(
         Episode(make_env(), chat, task, seed=seed, group=g, member=m, weight_version=engine.version) for g, task in enumerate(tasks) for m in range(group_size)
     ]
     try:
-        openings = [_opening(episodes[g * group_size : (g + 1) * group_size]) for g in range(len(tasks))]
-        prompts = [chat.prompt(messages, episodes[0].env.tools) for messages in openings]
-
-        def respond(slot: int, ids: list[int], finish: str) -> list[int] | None:
-            return None if episodes[slot].over else episodes[slot].respond(ids, finish)
-
-        # A prompt that leaves no room to sample is the budget's end before the first message; no engine is asked.
-        fits = [i for i, prompt in enumerate(prompts) if len(prompt.ids) < limits.max_tokens]
-        sampled = [Sampled(list(prompt.ids), [False] * len(prompt.ids), [0.0] * len(prompt.ids), "length") for prompt in prompts for _ in range(group_size)]
-        if fits:
-            slots = [i * group_size + member for i in fits for member in range(group_size)]
-            generated = engine.generate(
-                [prompts[i].ids for i in fits], group_size, lambda slot, ids, finish: respond(slots[slot], ids, finish), stop_ids=chat.stop_ids,
-                temperature=limits.temperature, max_message_tokens=limits.max_message_tokens, max_tokens=limits.max_tokens, seed=seed,
-            )  # fmt: skip
-            for slot, one in zip(slots, generated, strict=True):
-                sampled[slot] = one
+        prompts = [_prompt(episodes[g * group_size : (g + 1) * group_size], chat) for g in range(len(tasks))]
+        if len(tasks) > 1 and not any(prompt.ids for prompt in prompts):
+            raise StateError(f"no environment could be opened for any of {len(tasks)} tasks: {episodes[0].trajectory.reason}")
+        sampled = _generate(episodes, prompts, group_size, engine, chat, limits, seed)
         done = [episode.finish(one, prompts[i // group_size]) for i, (episode, one) in enumerate(zip(episodes, sampled, strict=True))]
     finally:
         for episode in episodes:
@@ -98,12 +85,32 @@ def rollout(
     return [Group(task.instance_id, done[g * group_size : (g + 1) * group_size]) for g, task in enumerate(tasks)]
 
 
-def _opening(members: Sequence[Episode]) -> Sequence[Message]:
-    """The prompt that a group shares. A member whose environment could not even start has none."""
+def _prompt(members: Sequence[Episode], chat: Chat) -> Rendered:
+    """The prompt that a group shares; empty where no environment of the group could be opened, which makes all of it `failed`."""
     opening = next((episode.opening for episode in members if not episode.over), None)
-    if opening is None:
-        raise StateError(f"no environment could be opened for task {members[0].trajectory.task}: {members[0].trajectory.reason}")
-    return opening
+    return Rendered([], [], []) if opening is None else chat.prompt(opening, members[0].env.tools)
+
+
+def _generate(
+    episodes: Sequence[Episode], prompts: Sequence[Rendered], group_size: int, engine: Sampler, chat: Chat, limits: SamplingLimits, seed: int
+) -> list[Sampled]:
+    """What the engine samples for each episode. A prompt that leaves no room to sample is the budget's end before the first message: it is not asked for."""
+    sampled = [Sampled(list(prompt.ids), [False] * len(prompt.ids), [0.0] * len(prompt.ids), "length") for prompt in prompts for _ in range(group_size)]
+    fits = [i for i, prompt in enumerate(prompts) if 0 < len(prompt.ids) < limits.max_tokens]
+    slots = [i * group_size + member for i in fits for member in range(group_size)]
+
+    def respond(slot: int, ids: list[int], finish: str) -> list[int] | None:
+        episode = episodes[slots[slot]]
+        return None if episode.over else episode.respond(ids, finish)
+
+    if fits:
+        generated = engine.generate(
+            [prompts[i].ids for i in fits], group_size, respond, stop_ids=chat.stop_ids, temperature=limits.temperature,
+            max_message_tokens=limits.max_message_tokens, max_tokens=limits.max_tokens, seed=seed,
+        )  # fmt: skip
+        for slot, one in zip(slots, generated, strict=True):
+            sampled[slot] = one
+    return sampled
 
 
 def audit(trajectory: Trajectory) -> None:
