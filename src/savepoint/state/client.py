@@ -230,8 +230,12 @@ class WorkerProcess:
                 with contextlib.suppress(ValueError):
                     self._readers.remove(woken)
         finally:
-            with contextlib.suppress(IndexError):
-                _release(self._readers.popleft())
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let the next one who would read try, if one waits."""
+        with contextlib.suppress(IndexError):
+            _release(self._readers.popleft())
 
     def pump_for(self, future: Answer) -> None:
         """Have the background thread read until this answer is there."""
@@ -275,6 +279,7 @@ class WorkerProcess:
             ended = True
         finally:
             self._baton.release()
+            self._pass_on()
         awaited = self._awaited.get(loop, set())
         awaited -= {future for future in awaited if future.done()}
         if ended or not awaited:
