@@ -135,6 +135,23 @@ def test_the_world_shows_descriptions_that_lie_beside_the_database(trading: Path
         assert "how old" not in world.schema(task, SchemaFormat(max_tokens=64))
 
 
+def test_descriptions_of_a_folder_of_many_databases_are_nobodys(people: Path, tmp_path: Path):
+    (people / "database_description").mkdir()
+    (people / "database_description" / "people.csv").write_text(DESCRIPTIONS)
+    with open_backend("sqlite", store=tmp_path / "store") as backend:
+        assert "how old" not in World(people, backend=backend).schema(debugging(), SchemaFormat())
+
+
+def test_views_are_not_run_for_a_prompt(tables: tuple[TableEntry, ...]):
+    assert [len(table.sample.rows) for table in tables] == [3, 1, 0, 0] and tables[-1].kind == "view"
+
+
+def test_text_that_is_no_unicode_becomes_text_that_is():
+    table = TableEntry("t\udc80", "table", "CREATE TABLE t (x)", (ColumnEntry("x", "", False, None, "\udcff"),), (), ExecResult("ok"))
+    for budget in (SMALLEST, 2000):
+        render_schema([table] * 30, SchemaFormat(max_tokens=budget)).encode()
+
+
 def test_descriptions_in_another_encoding_are_read_and_a_wrong_header_is_named(tmp_path: Path):
     (tmp_path / "a.csv").write_bytes("original_column_name,column_description\nprice,in \N{POUND SIGN}\n,\nx\n".encode("cp1252"))
     assert read_descriptions(tmp_path)["a"]["price"].text == "in \N{POUND SIGN}" and set(read_descriptions(tmp_path)["a"]) == {"price", "x"}

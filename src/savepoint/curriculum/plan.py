@@ -12,7 +12,7 @@ from savepoint.config import Settings, build, parse_assignment, read_toml, set_v
 from savepoint.curriculum.demonstrations import DemonstratorSettings
 from savepoint.envs.sql.bugs import BUGS
 from savepoint.envs.sql.queries import FORMS
-from savepoint.envs.sql.settings import EnvironmentSettings
+from savepoint.envs.sql.settings import EnvironmentSettings, StateSettings
 from savepoint.errors import UserError
 from savepoint.train.grpo import GrpoSettings
 from savepoint.train.policy import TinyConfig
@@ -52,25 +52,6 @@ class PolicySettings(TinyConfig):
     """The policy: a tiny model made from scratch, or any local transformers model."""
 
     model: str | None = Field(None, description="folder of a transformers model to start from; the other settings of [policy] are then unused")
-
-
-class StateSettings(Settings):
-    """Where the SQL of environments and graders runs."""
-
-    workers: int = Field(0, ge=0, description="processes that run it, sandboxed; 0: this one runs it")
-    threads: int = Field(4, ge=1, description="calls at a time in each worker")
-    ship: Literal["call", "never"] = Field("call", description="ship a session's changes after every call, so that the death of its worker costs nothing")
-    require_sandbox: Literal["none", "limits", "partial", "full"] = Field("none", description="refuse to run when a worker's sandbox reaches less")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> StateSettings:
-        if self.workers == 0 and self.require_sandbox != "none":
-            raise ValueError("require_sandbox needs workers: with workers = 0 the SQL runs in this process, in no sandbox")
-        return self
-
-    def options(self) -> dict[str, Any]:
-        """The options of `open_backend`."""
-        return {"workers": self.workers, **({"threads": self.threads, "ship": self.ship, "require_sandbox": self.require_sandbox} if self.workers else {})}
 
 
 class EvaluationSettings(Settings):

@@ -14,9 +14,11 @@ from types import TracebackType
 from typing import Any, Literal
 
 from savepoint.state.image import BaseImage
-from savepoint.state.pool import BackendStats, WorkerBackend
+from savepoint.state.leases import BackendStats
+from savepoint.state.pool import WorkerBackend
 from savepoint.state.remote import RemoteSession
 from savepoint.state.session import ExecResult, Quota, ResetProof, SessionStats, Snapshot
+from savepoint.state.sqlite.diff import TableDiff
 from savepoint.state.steps import finish_async
 
 
@@ -46,6 +48,18 @@ class AsyncSession:
 
     async def stats(self) -> SessionStats:
         return await finish_async(self.session.stats_steps())
+
+    async def park(self) -> None:
+        await finish_async(self.session.park_steps())
+
+    async def delta(self, since: Snapshot | None = None) -> bytes:
+        return await finish_async(self.session.delta_steps(since))
+
+    async def apply(self, *deltas: bytes) -> None:
+        await finish_async(self.session.apply_steps(*deltas))
+
+    async def diff(self, before: Snapshot | None = None, after: Snapshot | None = None, *, samples: int = 3) -> tuple[TableDiff, ...]:
+        return await finish_async(self.session.diff_steps(before, after, samples=samples))
 
     def close(self) -> None:
         """Sends a word and waits for nothing, so it is no coroutine."""

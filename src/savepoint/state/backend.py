@@ -16,7 +16,7 @@ AnySession = Session | RemoteSession
 
 
 @overload
-def open_backend(kind: str = "sqlite", *, store: str | Path | None = None) -> SqliteBackend: ...
+def open_backend(kind: str = "sqlite", *, store: str | Path | None = None, budget_bytes: int | None = None) -> SqliteBackend: ...
 @overload
 def open_backend(kind: str = "sqlite", *, store: str | Path | None = None, workers: int, **options: Any) -> Backend: ...
 def open_backend(kind: str = "sqlite", *, store: str | Path | None = None, workers: int = 0, **options: Any) -> Backend:
@@ -28,7 +28,8 @@ def open_backend(kind: str = "sqlite", *, store: str | Path | None = None, worke
     if kind != "sqlite":
         raise UserError(f"state backend {kind!r}: there is only 'sqlite'")
     if workers == 0:
-        if options:
-            raise UserError(f"{', '.join(sorted(options))}: only with workers; workers is 0")
-        return SqliteBackend(store)
+        alone = set(options) - {"budget_bytes", "lease_wait_s"}
+        if alone:
+            raise UserError(f"{', '.join(sorted(alone))}: only with workers; workers is 0")
+        return SqliteBackend(store, **options)
     return WorkerBackend(store, workers=workers, **options)

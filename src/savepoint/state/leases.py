@@ -58,6 +58,23 @@ class LeaseStats:
     expired: int
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """pid: None while the place is empty. sessions: leased on it. calls: answered or under way. restarts: processes that have died here."""
+
+    pid: int | None
+    sessions: int
+    calls: int
+    restarts: int
+    sandbox: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStats:
+    leases: LeaseStats
+    workers: tuple[WorkerStats, ...]
+
+
 class LeaseBook:
     """All leases of one backend. Thread-safe; nothing in it waits."""
 

@@ -12,7 +12,6 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -24,33 +23,17 @@ from savepoint.state import wire
 from savepoint.state.client import WorkerDied, WorkerProcess
 from savepoint.state.errors import StateError
 from savepoint.state.image import BaseImage, ImageCache, file_identity
-from savepoint.state.leases import RESERVE_BYTES, Lease, LeaseBook, LeaseStats
+from savepoint.state.leases import RESERVE_BYTES, BackendStats, Lease, LeaseBook, WorkerStats
 from savepoint.state.remote import SERVICE_S, RemoteSession
 from savepoint.state.sandbox import LEVELS, SandboxReport, reaches
 from savepoint.state.session import Quota
+from savepoint.state.sqlite.clock import DEFAULT_CLOCK, clock_ms
 from savepoint.state.sqlite.store import Progress, Store, default_store
 from savepoint.state.steps import Steps, finish
 
 # What a worker needs to run at all: an interpreter, apsw, the page store.
 WORKER_BYTES = 48 << 20
 _FAILED_STARTS = 3  # in a row, after which a place gives up
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStats:
-    """pid: None while the place is empty. sessions: leased on it. calls: answered or under way. restarts: processes that have died here."""
-
-    pid: int | None
-    sessions: int
-    calls: int
-    restarts: int
-    sandbox: str
-
-
-@dataclass(frozen=True, slots=True)
-class BackendStats:
-    leases: LeaseStats
-    workers: tuple[WorkerStats, ...]
 
 
 class ImageParts:
@@ -270,20 +253,23 @@ class WorkerBackend:
     # ------------------------------------------------------------------ leases
 
     def lease(
-        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0, wait_s: float | None = None
-    ) -> RemoteSession:
-        """As `SqliteBackend.lease`. NoRoom when the memory budget has no room within `wait_s` seconds (None: the backend's `lease_wait_s`)."""
-        return finish(self.lease_steps(image, owner=owner, quota=quota, ttl_s=ttl_s, seed=seed, wait_s=wait_s))
+        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0, clock: str = DEFAULT_CLOCK,
+        wait_s: float | None = None,
+    ) -> RemoteSession:  # fmt: skip
+        """As `SqliteBackend.lease`. The first call on the session opens it in its worker."""
+        return finish(self.lease_steps(image, owner=owner, quota=quota, ttl_s=ttl_s, seed=seed, clock=clock, wait_s=wait_s))
 
     def lease_steps(
-        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0, wait_s: float | None = None
-    ) -> Steps[RemoteSession]:
+        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0, clock: str = DEFAULT_CLOCK,
+        wait_s: float | None = None,
+    ) -> Steps[RemoteSession]:  # fmt: skip
         if ttl_s is not None and not ttl_s > 0:
             raise ValueError(f"ttl_s={ttl_s}: must be positive, or None")
+        clock_ms(clock)
         self._live()
         image.pages()
         lease = yield from self.admit_steps(owner, ttl_s, wait_s)
-        session = RemoteSession(self, self._least_loaded(), lease, image, {"quota": quota or Quota(), "seed": seed})
+        session = RemoteSession(self, self._least_loaded(), lease, image, {"quota": quota or Quota(), "seed": seed, "clock": clock})
         self.arm(session)
         return session
 

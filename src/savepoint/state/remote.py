@@ -12,15 +12,20 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from savepoint.state.client import WorkerDied
 from savepoint.state.errors import StaleLease, StateError
+from savepoint.state.history import Call, History
 from savepoint.state.image import BaseImage
 from savepoint.state.leases import Lease
 from savepoint.state.session import ExecResult, ExecStatus, Quota, ResetProof, SessionStats, Snapshot
+from savepoint.state.sqlite.diff import TableDiff
 from savepoint.state.sqlite.execute import Limits
+from savepoint.state.sqlite.export import write_database
+from savepoint.state.sqlite.pack import unpack
 from savepoint.state.sqlite.split import split_statements
 from savepoint.state.steps import Steps, Turnstile, finish
 
@@ -40,6 +45,9 @@ class Shipped:
     """A session's contents as the trainer holds them: parts to apply in order; none of them: the image as it is."""
 
     parts: tuple[bytes, ...] = ()
+
+    def plus(self, whole: bool, part: bytes) -> Shipped:
+        return Shipped((part,) if whole else (*self.parts, part))
 
 
 class RemoteSnapshot:
@@ -71,6 +79,7 @@ class RemoteSession:
         self._in_transaction = False
         self._lost = ""  # why it cannot go on
         self._stats: SessionStats | None = None  # as of the last answer
+        self._history = History()
         self._give_back = self._abandoned_when_dropped()
         slot.count(1)
 
@@ -84,6 +93,11 @@ class RemoteSession:
     ) -> Steps[ExecResult]:
         """`execute` as steps. Never fails for what the SQL does, nor for what happens to the process meanwhile."""
         Limits(deadline_s, max_rows, max_bytes, readonly)
+        result: ExecResult = yield from self._execute(sql, deadline_s, max_rows, max_bytes, readonly)
+        self._history.add(sql, result)
+        return result
+
+    def _execute(self, sql: str, deadline_s: float, max_rows: int, max_bytes: int, readonly: bool) -> Steps[ExecResult]:
         arguments = (sql, deadline_s, max_rows, max_bytes, readonly)
         deaths = 0
         with (yield from self._my_turn()):
@@ -164,11 +178,8 @@ class RemoteSession:
         if (kept.slot, kept.epoch) == (self._slot, self._epoch):
             yield from self._once("restore", kept.number, kept.shipped is not None)
             return
-        if kept.shipped is None:
-            if kept.epoch != kept.slot.epoch:
-                raise StateError(f"snapshot {label!r} was lost with the worker process that held it")
-            kept.shipped = Shipped(((yield from kept.slot.ask("pack", kept.number)),))
-        yield from self._once("adopt", kept.shipped.parts)
+        shipped = yield from self._shipped_of(label, kept)
+        yield from self._once("adopt", shipped.parts)
 
     def fork(self, n: int = 1) -> list[RemoteSession]:
         return finish(self.fork_steps(n))
@@ -190,6 +201,33 @@ class RemoteSession:
                 fork._shipped, fork._fragile = self._shipped, self._fragile
                 self._backend.arm(fork)
             return forks
+
+    def _with_snapshots(self, name: str, *arguments: Any) -> Steps[Any]:
+        """A call some of whose arguments are snapshots: they are named by their numbers in this session's worker, and brought there first."""
+        yield from self._opened()
+        numbers: list[Any] = []
+        for argument in arguments:
+            numbers.append((yield from self._local(argument)) if isinstance(argument, Snapshot) else argument)
+        return (yield from self._once(name, *numbers))
+
+    def _local(self, snapshot: Snapshot) -> Steps[int]:
+        if snapshot.base_digest != self.image.base_digest:
+            raise StateError(f"snapshot {snapshot.label!r} is of base {snapshot.base_digest}, this session of base {self.image.base_digest}")
+        kept: RemoteSnapshot = snapshot.contents
+        if (kept.slot, kept.epoch) == (self._slot, self._epoch):
+            return kept.number
+        number = self._backend.number()
+        shipped = yield from self._shipped_of(snapshot.label, kept)
+        yield from self._once("adopt_snapshot", number, shipped.parts, snapshot.settings)
+        return number
+
+    def _shipped_of(self, label: str, kept: RemoteSnapshot) -> Steps[Shipped]:
+        """A snapshot's contents as the trainer holds them, or gets them from the worker that does."""
+        if kept.shipped is None:
+            if kept.epoch != kept.slot.epoch:
+                raise StateError(f"snapshot {label!r} was lost with the worker process that held it")
+            kept.shipped = Shipped(((yield from kept.slot.ask("pack", kept.number)),))
+        return kept.shipped
 
     def _opened(self) -> Steps[None]:
         """Have it open before a call whose arguments depend on where that is."""
@@ -231,6 +269,52 @@ class RemoteSession:
             assert self._stats is not None
             return self._stats
 
+    def park(self) -> None:
+        finish(self.park_steps())
+
+    def park_steps(self) -> Steps[None]:
+        with (yield from self._my_turn()):
+            yield from self._service("session", "park", ())
+            assert self._stats is not None
+            self._backend.book.charge(self._lease, self._stats.held_bytes, parked=True)
+
+    @property
+    def parked(self) -> bool:
+        """As of the last call: whether a connection is kept for it anywhere."""
+        return self._lease.parked or self._epoch < 0
+
+    @property
+    def history(self) -> tuple[Call, ...]:
+        return self._history.calls()
+
+    def delta(self, since: Snapshot | None = None) -> bytes:
+        return finish(self.delta_steps(since))
+
+    def delta_steps(self, since: Snapshot | None = None) -> Steps[bytes]:
+        with (yield from self._my_turn()):
+            return (yield from self._repeated("delta", lambda: self._with_snapshots("delta", since)))
+
+    def diff(self, before: Snapshot | None = None, after: Snapshot | None = None, *, samples: int = 3) -> tuple[TableDiff, ...]:
+        return finish(self.diff_steps(before, after, samples=samples))
+
+    def diff_steps(self, before: Snapshot | None = None, after: Snapshot | None = None, *, samples: int = 3) -> Steps[tuple[TableDiff, ...]]:
+        with (yield from self._my_turn()):
+            return (yield from self._repeated("diff", lambda: self._with_snapshots("diff", before, after, samples)))
+
+    def apply(self, *deltas: bytes) -> None:
+        finish(self.apply_steps(*deltas))
+
+    def apply_steps(self, *deltas: bytes) -> Steps[None]:
+        for delta in deltas:
+            unpack(delta).check(self.image.base_digest)
+        with (yield from self._my_turn()):
+            yield from self._service("apply", deltas)
+            self.generation += 1
+
+    def export(self, path: str | Path) -> None:
+        whole = unpack(self.delta())
+        write_database(Path(path), self.image, whole.size, bytes(whole.pages))
+
     def renew(self, ttl_s: float | None) -> None:
         """The lease ends `ttl_s` seconds from now (None: never)."""
         self._lease.check(self._token)
@@ -248,6 +332,7 @@ class RemoteSession:
             heir = RemoteSession(self._backend, self._slot, self._lease, self.image, self.options, self._turn)
             heir._give_back.detach()
             self._slot.count(-1)
+            heir._history, heir._stats = self._history, self._stats
             heir._epoch, heir._asked, heir._shipped = self._epoch, self._asked, self._shipped
             heir._fragile, heir._in_transaction, heir._lost, heir.generation = self._fragile, self._in_transaction, self._lost, self.generation
             heir._give_back = heir._abandoned_when_dropped()
@@ -391,11 +476,11 @@ class RemoteSession:
         self._absorb(trail)
         return replace(result, rows=tuple(rows)) if rows else result
 
-    def _absorb(self, trail: tuple[SessionStats, bool, str | None, bool, bytes | None]) -> None:
+    def _absorb(self, trail: tuple[SessionStats, bool, str | None, bool, bool, bytes | None]) -> None:
         """What each answer says of the session: its figures, whether a transaction is open, what a death would lose, and its delta if that changed."""
-        self._stats, self._in_transaction, self._fragile, self._unshipped, part = trail
+        self._stats, self._in_transaction, self._fragile, self._unshipped, whole, part = trail
         if part is not None:
-            self._shipped = Shipped((part,))
+            self._shipped = self._shipped.plus(whole, part)
         self._backend.book.charge(self._lease, self._stats.held_bytes, parked=False)
 
     def _moved(self, reason: str) -> None:

@@ -25,13 +25,14 @@ import msgpack
 from savepoint.errors import UserError
 from savepoint.state.errors import SetupError, StaleLease, StateError
 from savepoint.state.session import ExecResult, Quota, ResetProof, SessionStats
+from savepoint.state.sqlite.diff import TableDiff
 
 FRAME_BYTES = 128 << 10
 MAX_MESSAGE_BYTES = 1 << 30
 CALL, ANSWER, FAILURE, ROWS, MORE = 1, 2, 3, 4, 0x80
 _HEADER = struct.Struct("<IQB")
 
-_PLAIN: tuple[type, ...] = (ExecResult, Quota, ResetProof, SessionStats)
+_PLAIN: tuple[type, ...] = (ExecResult, Quota, ResetProof, SessionStats, TableDiff)
 _FIELDS = {kind: attrgetter(*(field.name for field in dataclasses.fields(kind))) for kind in _PLAIN}
 _CODES = {kind: code for code, kind in enumerate(_PLAIN)}
 _ERRORS: tuple[type[Exception], ...] = (StateError, StaleLease, SetupError, UserError, ValueError)

@@ -23,6 +23,7 @@ from savepoint.state.errors import StaleLease, StateError
 from savepoint.state.image import BaseImage
 from savepoint.state.session import ExecResult, SessionStats, Snapshot
 from savepoint.state.sqlite.backend import SqliteBackend
+from savepoint.state.sqlite.diff import TableDiff
 from savepoint.state.sqlite.pack import pack
 from savepoint.state.sqlite.session import Session
 from savepoint.state.wire import Channel, WireError
@@ -33,21 +34,45 @@ _INLINE_ROWS = 64
 _HAND_OVER_S = 0.002
 _QUIET, _DOZE_S = 200, 0.25  # rounds without a call after which the watch lies down; how often it looks up then
 # What may be asked of a session by name, beyond what has an operation of its own.
-SESSION_CALLS = frozenset("digest stats temporary".split())
+SESSION_CALLS = frozenset("digest stats temporary park".split())
 
 
-# The session's figures, whether a transaction is open, what would be lost with the process (None: nothing), whether committed changes, what is shipped.
-Trail = tuple[SessionStats, bool, str | None, bool, bytes | None]
+# The session's figures, whether a transaction is open, what would be lost with the process (None: nothing), whether that includes committed
+# changes, whether the part is the whole since the image, the part that is shipped.
+Trail = tuple[SessionStats, bool, str | None, bool, bool, bytes | None]
+_ALWAYS_KEPT = 64 << 10  # bytes of increments that are never worth a sum
 
 
-class Held:
-    """A session and what of it has been shipped to the trainer."""
+class Kept:
+    """A session, and what of it has been shipped to the trainer: increments, from the image on; at times their sum, so that they do not pile up."""
 
     def __init__(self, session: Session, ship: bool) -> None:
+        """The trainer knows the contents as they are: the image, and the parts that it sent or has."""
         self.session, self.ship = session, ship
-        self._shipped = self._mark()
+        self._image = session.origin()
+        self._last = session.checkpoint()
+        self._shipped = session.version
+        self._sent = 0  # bytes of increments since the last whole
         self._lock = threading.Lock()
         self._ended = False
+
+    def current(self, known: Snapshot) -> None:
+        """The trainer knows the contents as they are now, by `known`."""
+        self._last, self._shipped, self._sent = known, self.session.version, 0
+
+    def trail(self) -> Trail:
+        """What an answer says of the session besides its value; ships what changed, where that can be."""
+        session, part, whole = self.session, None, False
+        stats = session.stats()
+        if self.ship and not session.in_transaction and session.version != self._shipped:
+            now = session.checkpoint()
+            whole = self._sent > 2 * stats.delta_bytes + _ALWAYS_KEPT
+            part = session.delta(self._image if whole else self._last)
+            self._sent = 0 if whole else self._sent + len(part)
+            self._last, self._shipped = now, session.version
+        unshipped = session.version != self._shipped  # inside a transaction: what was committed before it began
+        fragile = session.unmovable() or ("changes that were not shipped" if unshipped else None)
+        return stats, session.in_transaction, fragile, unshipped, whole, part
 
     @contextlib.contextmanager
     def used(self) -> Iterator[Session]:
@@ -72,23 +97,6 @@ class Held:
         else:
             self.session.interrupt()
 
-    def current(self) -> None:
-        """The trainer knows the contents as they are now."""
-        self._shipped = self._mark()
-
-    def trail(self) -> Trail:
-        """What an answer says of the session besides its value; ships what changed, where that can be."""
-        session, part = self.session, None
-        if self.ship and not session.in_transaction and self._mark() != self._shipped:
-            part = session.pack()
-            self.current()
-        unshipped = self._mark() != self._shipped  # inside a transaction: what was committed before it began
-        fragile = session.unmovable() or ("changes that were not shipped" if unshipped else None)
-        return session.stats(), session.in_transaction, fragile, unshipped, part
-
-    def _mark(self) -> tuple[Any, ...]:
-        return self.session.version
-
 
 class Worker:
     """The operations, each a method whose name begins with `do_`. Numbers of sessions, images and snapshots come from the trainer."""
@@ -96,7 +104,7 @@ class Worker:
     def __init__(self, channel: Channel, backend: SqliteBackend) -> None:
         self.channel, self.backend = channel, backend
         self.images: dict[int, BaseImage] = {}
-        self.sessions: dict[int, Held] = {}
+        self.sessions: dict[int, Kept] = {}
         self._table = threading.Lock()  # of the next two
         self.early: set[int] = set()  # sessions that were closed before they were opened: their caller had given up
         self.snapshots: dict[int, tuple[Snapshot, int]] = {}  # and the size of its pages
@@ -129,12 +137,11 @@ class Worker:
         session, image, owner, options, ship, parts = opening
         opened = self.backend.lease(self.images[image], owner=owner, ttl_s=None, **options)
         try:
-            for part in parts:
-                opened.unpack(part)
+            opened.apply(*parts)
         except BaseException:
             opened.close()
             raise
-        self._hold(session, Held(opened, ship))
+        self._hold(session, Kept(opened, ship))
         return getattr(self, f"do_{name}")(call, session, *arguments)
 
     def do_execute(self, call: int, session: int, sql: str, deadline_s: float, max_rows: int, max_bytes: int, readonly: bool) -> tuple[ExecResult, Trail]:
@@ -157,7 +164,7 @@ class Worker:
         held = self._held(session)
         with held.used() as running:
             proof = running.reset()
-            held.current()
+            held.current(running.origin())
             return proof, held.trail()
 
     def do_checkpoint(self, call: int, session: int, snapshot: int, label: str) -> tuple[tuple[Any, ...], Trail]:
@@ -170,17 +177,18 @@ class Worker:
     def do_restore(self, call: int, session: int, snapshot: int, known: bool) -> tuple[None, Trail]:
         held = self._held(session)
         with held.used() as running:
-            running.restore(self.snapshots[snapshot][0])
+            kept = self.snapshots[snapshot][0]
+            running.restore(kept)
             if known:
-                held.current()
+                held.current(kept)
             return None, held.trail()
 
     def do_adopt(self, call: int, session: int, parts: tuple[bytes, ...]) -> tuple[None, Trail]:
         held = self._held(session)
         with held.used() as running:
-            for part in parts:
-                running.unpack(part)
-            held.current()
+            running.reset()
+            running.apply(*parts)
+            held.current(running.checkpoint())
             return None, held.trail()
 
     def do_fork(self, call: int, session: int, numbers: tuple[int, ...]) -> tuple[None, Trail]:
@@ -188,12 +196,37 @@ class Worker:
         with held.used() as running:
             trail = held.trail()  # ships what is new, so that the forks begin with what the trainer knows
             for number, fork in zip(numbers, running.fork(len(numbers)), strict=True):
-                self._hold(number, Held(fork, held.ship))
+                self._hold(number, Kept(fork, held.ship))
             return None, trail
+
+    def do_adopt_snapshot(self, call: int, session: int, snapshot: int, parts: tuple[bytes, ...], settings: dict[str, str]) -> tuple[None, Trail]:
+        held = self._held(session)
+        with held.used() as running:
+            scratch = self.backend.lease(running.image, owner="snapshot", quota=running.quota, ttl_s=None)
+            with scratch:
+                scratch.apply(*parts)
+                self.snapshots[snapshot] = replace(scratch.checkpoint(), settings=settings), running.image.page_size
+            return None, held.trail()
+
+    def do_apply(self, call: int, session: int, deltas: tuple[bytes, ...]) -> tuple[None, Trail]:
+        held = self._held(session)
+        with held.used() as running:
+            running.apply(*deltas)
+            return None, held.trail()
+
+    def do_delta(self, call: int, session: int, since: int | None) -> tuple[bytes, Trail]:
+        held = self._held(session)
+        with held.used() as running:
+            return running.delta(self._snapshot(since)), held.trail()
+
+    def do_diff(self, call: int, session: int, before: int | None, after: int | None, samples: int) -> tuple[tuple[TableDiff, ...], Trail]:
+        held = self._held(session)
+        with held.used() as running:
+            return running.diff(self._snapshot(before), self._snapshot(after), samples=samples), held.trail()
 
     def do_pack(self, call: int, snapshot: int) -> bytes:
         taken, page_size = self.snapshots[snapshot]
-        return pack(taken.contents, page_size, taken.base_digest, {"settings": taken.settings, "rowid": 0})
+        return pack(taken.contents, page_size, taken.base_digest, taken.settings)
 
     def do_drop_snapshot(self, call: int, snapshot: int) -> None:
         self.snapshots.pop(snapshot, None)
@@ -214,7 +247,7 @@ class Worker:
     def do_live(self, call: int) -> dict[str, int]:
         return {**self.backend.pages.live(), "sessions": len(self.sessions), "snapshots": len(self.snapshots)}
 
-    def _hold(self, number: int, held: Held) -> Held:
+    def _hold(self, number: int, held: Kept) -> Kept:
         with self._table:
             early = number in self.early
             self.early.discard(number)
@@ -226,7 +259,10 @@ class Worker:
                 ended.end()
         return held
 
-    def _held(self, session: int) -> Held:
+    def _snapshot(self, number: int | None) -> Snapshot | None:
+        return None if number is None else self.snapshots[number][0]
+
+    def _held(self, session: int) -> Kept:
         held = self.sessions.get(session)
         if held is None:
             raise StaleLease("the session has ended")

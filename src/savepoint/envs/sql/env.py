@@ -267,7 +267,7 @@ def read_action(action: dict[str, str]) -> tuple[Message, str | None]:
     problem, arguments = None, {}
     try:
         arguments = json.loads(action["arguments"] or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
         problem = f"the arguments of {action['name']} are not JSON: {error}"
     if problem is None and not isinstance(arguments, dict):
         problem, arguments = f"the arguments of {action['name']} must be a JSON object", {}

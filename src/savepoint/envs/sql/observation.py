@@ -49,6 +49,8 @@ def observe(result: ExecResult, form: ObservationFormat) -> str:
 
 def _error(result: ExecResult, form: ObservationFormat) -> str:
     text = f"{'denied' if result.status == 'denied' else 'error'}: {result.error or result.status}"
+    if result.quota:
+        text += f" (limit {result.quota})"
     if result.transaction_lost:
         text += " (the transaction was rolled back)"
     return text if len(text) <= form.max_chars else f"{text[: form.max_chars]}... {len(text) - form.max_chars} more characters"

@@ -1,10 +1,10 @@
-"""The settings of an environment: the one way in which imitation, reinforcement learning and evaluation make theirs, so that all show the same text."""
+"""Settings of environments and of the state under them: imitation, reinforcement learning and evaluation all make theirs here, and show the same text."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from savepoint.config import Settings
 from savepoint.envs.sql.env import Budget, Mode, SqlEnv
@@ -12,6 +12,25 @@ from savepoint.envs.sql.grade import Grader
 from savepoint.envs.sql.observation import ObservationFormat
 from savepoint.envs.sql.schema_text import SMALLEST, SchemaFormat
 from savepoint.envs.sql.world import World
+
+
+class StateSettings(Settings):
+    """Where the SQL of environments and graders runs."""
+
+    workers: int = Field(0, ge=0, description="processes that run it, sandboxed; 0: this one runs it")
+    threads: int = Field(4, ge=1, description="calls at a time in each worker")
+    ship: Literal["call", "never"] = Field("call", description="ship a session's changes after every call, so that the death of its worker costs nothing")
+    require_sandbox: Literal["none", "limits", "partial", "full"] = Field("none", description="refuse to run when a worker's sandbox reaches less")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> StateSettings:
+        if self.workers == 0 and self.require_sandbox != "none":
+            raise ValueError("require_sandbox needs workers: with workers = 0 the SQL runs in this process, in no sandbox")
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """The options of `open_backend`."""
+        return {"workers": self.workers, **({"threads": self.threads, "ship": self.ship, "require_sandbox": self.require_sandbox} if self.workers else {})}
 
 
 class EnvironmentSettings(Settings):

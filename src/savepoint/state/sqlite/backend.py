@@ -12,8 +12,10 @@ from typing import Any
 
 from savepoint.state.errors import SetupError, StateError
 from savepoint.state.image import BaseImage, ImageCache, OpenFile, file_identity
+from savepoint.state.leases import RESERVE_BYTES, BackendStats, Lease, LeaseBook
 from savepoint.state.session import Quota
 from savepoint.state.sqlite import vfs
+from savepoint.state.sqlite.clock import DEFAULT_CLOCK, clock_ms
 from savepoint.state.sqlite.digest import page_digest
 from savepoint.state.sqlite.pack import pack, unpack
 from savepoint.state.sqlite.pages import Image
@@ -30,9 +32,11 @@ _WIDEST = "SELECT max(n) FROM (SELECT count(*) AS n FROM main.sqlite_schema AS m
 class SqliteBackend:
     """Immutable images and leased sessions of one process. Close it, or use it as a context manager. Usable from several threads."""
 
-    def __init__(self, store: str | Path | None = None) -> None:
+    def __init__(self, store: str | Path | None = None, *, budget_bytes: int | None = None, lease_wait_s: float = 60.0) -> None:
+        """budget_bytes: of memory that leases may be charged for together (None: no bound). lease_wait_s: how long one waits for room."""
         self.store = Store(Path(store) if store is not None else default_store())
         self.pages = vfs.page_store()
+        self.book, self.lease_wait_s = LeaseBook(budget_bytes), lease_wait_s
         self._images = ImageCache()
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._closed = False
@@ -52,22 +56,30 @@ class SqliteBackend:
         self._live()
         return self._images.get((base.digest, tuple(setup)), lambda: self._derive(base, tuple(setup)), keep=True)
 
-    def lease(self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0) -> Session:
+    def lease(
+        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0, clock: str = DEFAULT_CLOCK,
+        wait_s: float | None = None,
+    ) -> Session:  # fmt: skip
         """A private session on an image, in constant time. It ends after `ttl_s` seconds (None: never), whoever holds it; `owner` is named then.
 
-        StateError when the image was released or its file in the store touched. ValueError when `ttl_s` is not positive.
+        seed: of random() and randomblob(). clock: what 'now' is, as ISO time, or "real". wait_s: seconds to wait for room in the memory budget
+        (None: the backend's). StateError when the image was released or its file in the store touched; NoRoom; ValueError for times that are none.
         """
         if ttl_s is not None and not ttl_s > 0:
             raise ValueError(f"ttl_s={ttl_s}: must be positive, or None")
         self._live()
-        session = Session(self, image, owner=owner, quota=quota or Quota(), ttl_s=ttl_s, seed=seed)
-        self._sessions.add(session)
-        return session
+        image.pages()
+        moment = clock_ms(clock)
+        lease = self.book.admit(owner, ttl_s, RESERVE_BYTES, self.lease_wait_s if wait_s is None else wait_s).result()
+        return self._session(image, lease, quota=quota or Quota(), seed=seed, clock_ms=moment)
 
     def release(self, image: BaseImage) -> None:
         """Give an image's pages back now. Sessions on it go on; no new one can be leased."""
         self._images.drop(image)
         image.release()
+
+    def stats(self) -> BackendStats:
+        return BackendStats(self.book.stats(), ())
 
     def manifest(self) -> dict[str, Any]:
         """What a run's manifest says of its state backend."""
@@ -76,6 +88,7 @@ class SqliteBackend:
     def close(self) -> None:
         """Close every session and drop every image."""
         self._closed = True
+        self.book.close()
         self._images.clear()
         for session in list(self._sessions):
             session.close()
@@ -104,7 +117,8 @@ class SqliteBackend:
             contents = volume.freeze()
         finally:
             volume.close()
-        return replace(base, digest=digest, size=contents.size, setup=setup, columns=columns, delta_bytes=len(found.pages), contents=contents, base=base.whole())
+        size, bytes_ = contents.size, len(found.pages)
+        return replace(base, digest=digest, size=size, setup=setup, columns=columns, delta_bytes=bytes_, contents=contents, base=base.whole())
 
     # ------------------------------------------------------------------ inside
 
@@ -112,12 +126,25 @@ class SqliteBackend:
         if self._closed:
             raise StateError("the backend is closed")
 
-    def _open_fork(self, parent: Session, contents: Image, owner: str) -> Session:
+    def open_fork(self, parent: Session, contents: Image, owner: str) -> Session:
         """A session like `parent` that begins with `contents`; `Session.fork` calls it."""
         self._live()
-        session = Session(self, parent.image, owner=owner, quota=parent.quota, ttl_s=parent.ttl_s, seed=parent.seed, contents=contents)
+        lease = self.book.admit(owner, parent.ttl_s, RESERVE_BYTES, self.lease_wait_s).result()
+        return self._session(parent.image, lease, quota=parent.quota, seed=parent.seed, clock_ms=parent.clock_ms, contents=contents)
+
+    def _session(self, image: BaseImage, lease: Lease, **options: Any) -> Session:
+        try:
+            session = Session(self, image, lease, **options)
+        except BaseException:
+            self.book.end(lease, "could not be opened")
+            raise
         self._sessions.add(session)
         return session
+
+    def _own(self, image: BaseImage, owner: str) -> Session:
+        """A session for a purpose of ours, which no budget refuses."""
+        lease = LeaseBook(None).admit(owner, None, 0, 0).result()
+        return Session(self, image, lease, quota=_SETUP_QUOTA, seed=0, clock_ms=clock_ms(DEFAULT_CLOCK))
 
     def _open(self, file: Path, digest: str) -> BaseImage:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -132,13 +159,13 @@ class SqliteBackend:
         contents = self.pages.open_base(descriptor, page_size)
         identity = file_identity(descriptor)
         image = BaseImage(digest, file, contents.size, page_size, (), digest, 0, 0, contents, identity, kept)
-        with Session(self, image, owner="import", quota=_SETUP_QUOTA, ttl_s=None, seed=0) as session:
+        with self._own(image, "import") as session:
             columns = _widest_table(session)
         return replace(image, columns=columns)
 
     def _derive(self, base: BaseImage, setup: tuple[str, ...]) -> BaseImage:
         statements = [statement for text in setup for statement in split_statements(text)]
-        with Session(self, base, owner="derive", quota=_SETUP_QUOTA, ttl_s=None, seed=0) as session:
+        with self._own(base, "derive") as session:
             for statement in statements:
                 result = session.execute(statement, deadline_s=SETUP_DEADLINE_S)
                 if result.status != "ok":

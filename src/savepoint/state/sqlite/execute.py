@@ -119,6 +119,8 @@ class Execution:
         connection = self.connection
         if connection.is_late:  # an interrupt that fell between two statements has reached neither
             raise apsw.InterruptError("interrupted")
+        if connection.over_budget():
+            raise apsw.InterruptError("interrupted")
         self._reads = cursor.is_readonly
         if self.limits.readonly and not self._reads:
             connection.policy.denied = "a statement that writes, in a read-only call"
@@ -205,6 +207,8 @@ class Execution:
     def _classify(self, error: BaseException, refused: int) -> tuple[ExecStatus, str | None]:
         """The status that a failure means, and the limit that was hit."""
         quota, policy = self.quota, self.connection.policy
+        if self.connection.spent and isinstance(error, apsw.InterruptError):
+            return ("too_big" if self.connection.spent.startswith("heap") else "timeout"), self.connection.spent
         if isinstance(error, apsw.InterruptError) or policy.late:
             return "timeout", f"deadline_s={self.limits.deadline_s:g}" if self.connection.is_late and not self.connection.stopped else None
         if isinstance(error, _OverLimit):

@@ -1,6 +1,7 @@
 """Contents of a session as bytes: what moves it to another process, and what a worker ships so that its death costs nothing.
 
-    header   magic with version, whether it is an increment (u32), page size (u32), file size (u64), number of pages (u64), bytes of the settings (u32), digest of the base
+    header   magic with version, whether it is an increment (u32), page size (u32), file size (u64), number of pages (u64),
+             bytes of the settings (u32), digest of the base
     settings MessagePack: pragmas of the connection, last_insert_rowid
     pages    of each its number (i64) and its bytes, ascending
     seal     BLAKE2b of all of it
@@ -27,7 +28,8 @@ _SEAL_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """base_digest: the imported file that the pages belong to. increment: they go on top of an earlier state, not of that file. size: bytes of the database. pages: as `Image.delta` gives them. extras: of the connection."""
+    """base_digest: the imported file that the pages belong to. increment: they go on top of an earlier state, not of that file. size: bytes of the
+    database. pages: as `Image.delta` gives them. extras: of the connection."""
 
     base_digest: str
     increment: bool
