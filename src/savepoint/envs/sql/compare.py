@@ -18,9 +18,10 @@ _SHOWN_CELL, _SHOWN_ROW = 80, 400
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How rows are compared. ordered: in the gold's order. duplicates: whether a repeated row counts. decimal: digits that matter of a REAL."""
+    """How rows are compared. ordered: in the gold's order (None: if the gold has an ORDER BY). duplicates: whether a repeated row counts. decimal: digits
+    that matter of a REAL."""
 
-    ordered: bool = False
+    ordered: bool | None = None
     duplicates: bool = True
     decimal: int | None = None
 
@@ -60,19 +61,19 @@ def rows_equal(a: Row, b: Row, decimal: int | None = None) -> bool:
     return len(a) == len(b) and all(cells_equal(x, y, decimal) for x, y in zip(a, b, strict=True))
 
 
-def difference(prediction: Sequence[Row], gold: Sequence[Row], rules: Rules = Rules()) -> str | None:
-    """None when the rows are the same answer, else one line that says where they first differ."""
-    if not rules.duplicates:
+def difference(prediction: Sequence[Row], gold: Sequence[Row], *, ordered: bool = False, duplicates: bool = True, decimal: int | None = None) -> str | None:
+    """None when the rows are the same answer, else one line that says where they first differ. The rules are those of `Rules`."""
+    if not duplicates:
         prediction, gold = _distinct(prediction), _distinct(gold)
-    if rules.ordered:
-        return _first_difference(prediction, gold, rules.decimal)
-    if not rules.duplicates:
-        return _set_difference(prediction, gold, rules.decimal)
+    if ordered:
+        return _first_difference(prediction, gold, decimal)
+    if not duplicates:
+        return _set_difference(prediction, gold, decimal)
     if len(prediction) != len(gold):
         surplus = list((Counter(prediction) - Counter(gold)).elements())
         first = f"; unexpected: {show(surplus[0])}" if surplus else ""
         return f"{len(prediction)} rows, expected {len(gold)}{first}"
-    left = unpaired(prediction, gold, rules.decimal)
+    left = unpaired(prediction, gold, decimal)
     return None if left is None else f"row {show(left)} is not in the expected result"
 
 
