@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from savepoint.envs.sql.compare import Row
 from savepoint.envs.sql.lexer import tokens
 from savepoint.envs.sql.run import OwnWorkFailed, fetch, fetch_in_chunks
 from savepoint.state import AnySession, Snapshot
 from savepoint.state.sqlite.pack import unpack
 
 _SCHEMA = "SELECT type, name, rootpage, sql FROM main.sqlite_schema WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND type <> 'index'"
+_MODULUS = 1 << 128
 Key = tuple[str, str]  # (type, name in lower case)
 
 
@@ -47,6 +51,15 @@ class Inventory:
         if key not in self._digests:
             self._digests[key] = rows_digest(session, table, columns)
         return self._digests[key]
+
+
+    def each_column(self, session: AnySession, table: str, columns: tuple[str, ...]) -> tuple[int, ...]:
+        """Digest of each of some columns in the image, for itself."""
+        missing = tuple(name for name in columns if (table.lower(), (name,)) not in self._digests)
+        if missing:
+            for name, digest in zip(missing, column_digests(session, table, missing), strict=True):
+                self._digests[table.lower(), (name,)] = digest
+        return tuple(self._digests[table.lower(), (name,)] for name in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +210,25 @@ def read_table(session: AnySession, name: str) -> Table:
 
 def rows_digest(session: AnySession, table: str, columns: tuple[str, ...]) -> int:
     """Digest of a table's rows in some of its columns, as a multiset: the sum modulo 2**128 does not depend on their order."""
-    total = 0
-    for rows in fetch_in_chunks(session, f"SELECT {', '.join(map(_quoted, columns))} FROM main.{_quoted(table)}"):
-        for row in rows:
-            total += int.from_bytes(hashlib.blake2b(repr(row).encode("utf-8", "surrogateescape"), digest_size=16).digest(), "big")
-    return total % (1 << 128)
+    return sum(_hash(row) for rows in _chunks(session, table, columns) for row in rows) % _MODULUS
+
+
+def column_digests(session: AnySession, table: str, columns: tuple[str, ...]) -> tuple[int, ...]:
+    """`rows_digest` of each column for itself, in one reading of the table."""
+    totals = [0] * len(columns)
+    for rows in _chunks(session, table, columns) if columns else ():
+        for i, values in enumerate(zip(*rows, strict=True)):
+            counts = Counter((type(value), value) for value in values)
+            totals[i] += sum(_hash((value,)) * count for (_, value), count in counts.items())
+    return tuple(total % _MODULUS for total in totals)
+
+
+def _chunks(session: AnySession, table: str, columns: tuple[str, ...]) -> Iterator[tuple[Row, ...]]:
+    return fetch_in_chunks(session, f"SELECT {', '.join(map(_quoted, columns))} FROM main.{_quoted(table)}")
+
+
+def _hash(row: Row) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(row).encode("utf-8", "surrogateescape"), digest_size=16).digest(), "big")
 
 
 def _may_differ(inventory: Inventory, key: Key, entry: Entry, now: Entry, pages: frozenset[int]) -> bool:
@@ -216,8 +243,10 @@ def _kept_columns(
     inventory: Inventory, image: AnySession, session: AnySession, table: str, columns: tuple[str, ...], after: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The columns that a run left as they are, together as rows: each alone first, then as many as agree together, in the table's order."""
-    common = [name for name in columns if name.lower() in {other.lower() for other in after}]
-    alone = [name for name in common if rows_digest(session, table, (name,)) == inventory.digest(image, table, (name,))]
+    present = {other.lower() for other in after}
+    common = tuple(name for name in columns if name.lower() in present)
+    before, now = inventory.each_column(image, table, common), column_digests(session, table, common)
+    alone = [name for name, first, second in zip(common, before, now, strict=True) if first == second]
     together: tuple[str, ...] = tuple(alone)
     if together and rows_digest(session, table, together) != inventory.digest(image, table, together):
         together = ()

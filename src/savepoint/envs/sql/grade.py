@@ -161,7 +161,7 @@ class Grader:
         if not (use_checks or use_python):
             return self._default(image, task, gold, session, run, pages)
         if use_checks:
-            examined = Examined(self.runner, session, run, self._comparison(image, task, gold, run), lambda: self._issue_steps(image, task))
+            examined = Examined(self.runner, session, run, self.comparison(image, task, gold, run), lambda: self._issue_steps(image, task))
             for index, check in enumerate(task.checks):
                 verdict = declarative.run_check(check, examined)
                 if verdict is not None:
@@ -184,7 +184,7 @@ class Grader:
             conditions = task.conditions
             order, distinct = conditions.get("order"), conditions.get("distinct")
             rules = Rules(order, True if distinct is None else bool(distinct), decimal_places(conditions.get("decimal")))
-            found = self._comparison(image, task, gold, run)(rules)
+            found = self.comparison(image, task, gold, run)(rules)
             if found is not None:
                 return Verdict("wrong_result", found)
         if gold.effect.changes_nothing:
@@ -194,7 +194,7 @@ class Grader:
         found = state_difference(inventory, gold.effect, session, existing_only=gold.run.rows is not None)
         return None if found is None else Verdict("wrong_state", found)
 
-    def _comparison(self, image: BaseImage, task: Task, gold: Gold, run: Run) -> Callable[[Rules], str | None]:
+    def comparison(self, image: BaseImage, task: Task, gold: Gold, run: Run) -> Callable[[Rules], str | None]:
         """How a run's rows differ from the gold's, as a function of the rules. Rules whose `ordered` is None take the gold's own ORDER BY."""
 
         def compare(rules: Rules) -> str | None:
@@ -223,7 +223,7 @@ class Grader:
 
     def gold(self, image: BaseImage, task: Task) -> Gold:
         """The gold's run on its own fork, run once for an image and kept. A gold that fails is the instance's fault, never the agent's."""
-        key = (image.digest, tuple(task.sol_sql), task.task, self.clock(task), self._compares_rows(task), self.limits)
+        key = (image.digest, tuple(task.sol_sql), task.task, self.clock(task), self.compares_rows(task), self.limits)
         if key in self._golds:
             self._golds.move_to_end(key)
             return self._golds[key]
@@ -239,6 +239,11 @@ class Grader:
         """The gold once more, on a fork of its own."""
         with self.runner.lease(image, f"gold {task.instance_id}", now or self.clock(task), seed=seed) as session:
             return self.runner.run(session, task.sol_sql, readonly=task.task == "generation")
+
+    def run_again(self, image: BaseImage, task: Task, statements: Sequence[str]) -> Run:
+        """Other statements on a fork of the task image, under the rules of the task."""
+        with self.runner.lease(image, f"again {task.instance_id}", self.clock(task)) as session:
+            return self.runner.run(session, statements, readonly=task.task == "generation")
 
     def _run_gold(self, image: BaseImage, task: Task) -> Gold:
         if not any(split_statements(sql) for sql in task.sol_sql):
@@ -261,14 +266,14 @@ class Grader:
 
     def _doubt(self, image: BaseImage, task: Task, gold: Gold) -> Verdict | None:
         """Why a gold that ran proves nothing, or None."""
-        if self._compares_rows(task) and not gold.run.rows and not (gold.run.rows is None and not task.checks and not gold.effect.changes_nothing):
+        if self.compares_rows(task) and not gold.run.rows and not (gold.run.rows is None and not task.checks and not gold.effect.changes_nothing):
             what = "gives no rows" if gold.run.rows is None else "gives zero rows"
             return Verdict("invalid_instance", f"the gold {what}, so that any answer that does as much would pass")
         if self.may_vary(image, task) and not same_rows(gold.run, self.run_gold(image, task, seed=1)):
             return Verdict("invalid_instance", "the gold gives another result each time it runs")
         return None
 
-    def _compares_rows(self, task: Task) -> bool:
+    def compares_rows(self, task: Task) -> bool:
         """Whether the gold's rows decide."""
         use_checks, use_python = self.chosen_tests(task)
         return (use_checks and any(check.get("type") == "result" for check in task.checks)) or not (use_checks or use_python)

@@ -35,7 +35,7 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Run:
     """What one script did. failure: of the first statement that failed. rows, columns, query: of the last statement that has result columns (rows: None
-    without one); position: which statement that is. end: the committed contents. vm_steps: SQLite's instructions, all statements together.
+    without one); position: which statement that is. end: the committed contents. vm_steps, seconds: of all statements together.
     """
 
     statements: tuple[str, ...]
@@ -66,17 +66,17 @@ class Runner:
         parts = tuple(part for text in statements for part in split_statements(text))
         started = time.monotonic()
         answer: tuple[int, ExecResult] | None = None
-        failure, steps = None, 0
+        failure, steps, seconds = None, 0, 0.0
         for position, sql in enumerate(parts):
             left = self.limits.deadline_s - (time.monotonic() - started)
             result = session.execute(sql, deadline_s=max(left, 1e-3), max_rows=self.limits.max_rows, max_bytes=self.limits.max_bytes, readonly=readonly)
             steps += result.vm_steps
+            seconds += result.wall_ms / 1000
             failure = _failure(result, self.limits)
             if failure is not None:
                 break
             if result.columns:
                 answer = position, result
-        seconds = time.monotonic() - started
         if failure is not None or answer is None:
             return Run(parts, failure, vm_steps=steps, seconds=seconds, end=None if failure else _settle(session))
         position, result = answer

@@ -13,11 +13,11 @@ from savepoint.envs.sql.compare import Group, Row, Rules, group_difference
 from savepoint.envs.sql.lexer import Clauses, OrderTerm, clauses, tokens
 
 
-def grouped_query(statement: str, columns: Sequence[str]) -> str | None:
+def grouped_query(statement: str, columns: Sequence[str], *, keys: bool = False) -> str | None:
     """A query that gives the rows of `statement` before its LIMIT, group by group, with two more columns: the number of the group, and the OFFSET.
     None where nothing is open, or the statement cannot be rewritten.
 
-    columns: the names of its result columns.
+    columns: the names of its result columns. keys: give the ORDER BY keys themselves instead, in order.
     """
     found = clauses(statement)
     if found is None or not (found.order or found.limit):
@@ -25,8 +25,10 @@ def grouped_query(statement: str, columns: Sequence[str]) -> str | None:
     names = [f"c{i}" for i in range(len(columns))]
     offset = _offset(found.limit)
     if not found.order:
+        if keys:
+            return None
         return f"WITH savepoint_rows({', '.join(names)}) AS (\n{found.body}\n) SELECT {', '.join(names)}, 1, {offset} FROM savepoint_rows"
-    keys: list[str] = []
+    terms: list[str] = []
     extra: list[str] = []
     for term in found.order:
         key = _output_key(term, found, columns)
@@ -35,13 +37,16 @@ def grouped_query(statement: str, columns: Sequence[str]) -> str | None:
                 return None
             key = f"c{len(names) + len(extra)}" + _collation(term.expression)
             extra.append(term.expression)
-        keys.append(f"{key} {term.direction}".strip())
+        terms.append(f"{key} {term.direction}".strip())
     body = found.body
     if extra:
         assert found.select_end is not None
         body = f"{body[: found.select_end]}, {', '.join(extra)}{body[found.select_end :]}"
     all_names = names + [f"c{len(names) + i}" for i in range(len(extra))]
-    numbered = f"SELECT {', '.join(names)}, dense_rank() OVER (ORDER BY {', '.join(keys)}) AS savepoint_group, {offset} FROM savepoint_rows"
+    if keys:
+        bare = [term.split(" ", 1)[0] for term in terms]
+        return f"WITH savepoint_rows({', '.join(all_names)}) AS (\n{body}\n) SELECT {', '.join(bare)} FROM savepoint_rows ORDER BY {', '.join(terms)}"
+    numbered = f"SELECT {', '.join(names)}, dense_rank() OVER (ORDER BY {', '.join(terms)}) AS savepoint_group, {offset} FROM savepoint_rows"
     return f"WITH savepoint_rows({', '.join(all_names)}) AS (\n{body}\n) {numbered} ORDER BY savepoint_group"
 
 
