@@ -6,6 +6,7 @@ instance along, which is tried once more; what kills its worker twice is "infra"
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 from collections import deque
@@ -142,10 +143,8 @@ class _Worker:
 
     def give(self, index: int, items: Sequence[Any]) -> None:
         self.index = index
-        try:
+        with contextlib.suppress(OSError):  # it has died: `take` finds that out
             self.channel.send(items[index])
-        except OSError:
-            pass  # it has died: `take` finds that out
 
     def take(self) -> tuple[int, Record | None]:
         """The item's index and record; None for the record when the process died. What the work itself could not do is raised here."""

@@ -10,7 +10,6 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from savepoint.envs.sql.lexer import clauses, tokens
 from savepoint.envs.sql.run import Run
 from savepoint.envs.sql.tasks import Task, load_tasks
 from savepoint.envs.sql.ties import grouped_query
-from savepoint.envs.sql.verdict import UNSCORED
 from savepoint.errors import UserError
 from savepoint.evals.bench import Bench, GradingOptions, Record, check_databases, run_all
 from savepoint.files import write_atomically

@@ -63,8 +63,8 @@ class Examination:
 class Grader:
     """Grades submissions to tasks on one backend. Golds, their effects and inventories are cached by (image, exact text, clock).
 
-    limits: caps of a run. tests: which tests of an instance count. ties: "strict" compares row by row where an ORDER BY leaves the order open. now: the clock of
-    SQL for tasks that do not set their own.
+    limits: caps of a run. tests: which tests of an instance count. ties: "strict" compares row by row where an ORDER BY leaves the order open.
+    now: the clock of SQL for tasks that do not set their own.
 
     Before its first verdict it tests itself: a right answer must be worth 1, the wrong one 0 (SelfTestFailed).
     """
@@ -152,7 +152,8 @@ class Grader:
         if not pages:
             return None
         with self.runner.lease(image, "inventory", self.clock(task)) as untouched:
-            found = collateral_damage(self._inventory(untouched), gold.effect, session, pages, untouched)
+            inventory = self._inventory(untouched)
+            found = _looked_at(lambda: collateral_damage(inventory, gold.effect, session, pages, untouched))
         return None if found is None else Verdict("wrong_state", found)
 
     def _failing(self, image: BaseImage, task: Task, gold: Gold, session: AnySession, run: Run, pages: frozenset[int]) -> Verdict | None:
@@ -191,7 +192,7 @@ class Grader:
             return None
         with self.runner.lease(image, "inventory", self.clock(task)) as untouched:
             inventory = self._inventory(untouched)
-        found = state_difference(inventory, gold.effect, session, existing_only=gold.run.rows is not None)
+        found = _looked_at(lambda: state_difference(inventory, gold.effect, session, existing_only=gold.run.rows is not None))
         return None if found is None else Verdict("wrong_state", found)
 
     def comparison(self, image: BaseImage, task: Task, gold: Gold, run: Run) -> Callable[[Rules], str | None]:
@@ -223,7 +224,7 @@ class Grader:
 
     def gold(self, image: BaseImage, task: Task) -> Gold:
         """The gold's run on its own fork, run once for an image and kept. A gold that fails is the instance's fault, never the agent's."""
-        key = (image.digest, tuple(task.sol_sql), task.task, self.clock(task), self.compares_rows(task), self.limits)
+        key = (image.digest, tuple(task.sol_sql), task.task, self.clock(task), self.compares_rows(task), any(self.chosen_tests(task)), self.limits)
         if key in self._golds:
             self._golds.move_to_end(key)
             return self._golds[key]
@@ -266,7 +267,8 @@ class Grader:
 
     def _doubt(self, image: BaseImage, task: Task, gold: Gold) -> Verdict | None:
         """Why a gold that ran proves nothing, or None."""
-        if self.compares_rows(task) and not gold.run.rows and not (gold.run.rows is None and not task.checks and not gold.effect.changes_nothing):
+        by_state = gold.run.rows is None and not any(self.chosen_tests(task)) and not gold.effect.changes_nothing
+        if self.compares_rows(task) and not gold.run.rows and not by_state:
             what = "gives no rows" if gold.run.rows is None else "gives zero rows"
             return Verdict("invalid_instance", f"the gold {what}, so that any answer that does as much would pass")
         if self.may_vary(image, task) and not same_rows(gold.run, self.run_gold(image, task, seed=1)):
@@ -339,12 +341,22 @@ class Grader:
                     connection.execute("CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT); INSERT INTO t VALUES (1, 'x'), (2, 'y')").fetchall()
                 image = self.backend.import_base(file)
             for sql, wanted in ((task.sol_sql[0], 1.0), (task.issue_sql[0], 0.0), ("DROP TABLE t", 0.0), ("SELEC 1", 0.0)):
-                verdict = self._guarded(image, task, [sql])
-                if verdict.verdict.reward != wanted:
-                    raise SelfTestFailed(f"self-test of the grader: {sql!r} is {verdict.verdict.outcome} ({verdict.verdict.detail}), expected reward {wanted:g}")
+                verdict = self._guarded(image, task, [sql]).verdict
+                if verdict.reward != wanted:
+                    raise SelfTestFailed(f"self-test of the grader: {sql!r} is {verdict.outcome} ({verdict.detail}), expected reward {wanted:g}")
         except BaseException:
             self._tested = False
             raise
+
+
+def _looked_at(look: Callable[[], str | None]) -> str | None:
+    """What a look at a prediction's end state finds; that it cannot be read is a finding as well."""
+    try:
+        return look()
+    except OwnWorkFailed as error:
+        if error.status == "infra":
+            raise
+        return f"what was left cannot be read: {error}"
 
 
 def _gold_fault(failure: Verdict) -> Verdict:

@@ -106,7 +106,7 @@ class OrderTerm:
 
 def clauses(statement: str) -> Clauses | None:
     """The outermost clauses of a SELECT (or VALUES, or WITH ... SELECT); None for any other statement."""
-    parts = [token for token in tokens(statement)]
+    parts = tokens(statement)
     while parts and parts[-1].text == ";":
         parts.pop()
     if not parts or not parts[0].is_word("SELECT", "VALUES", "WITH"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
-from typing import get_args, Literal
+from typing import Literal, get_args
 
 from savepoint.envs.sql import lexer
 from savepoint.envs.sql.compare import Row

@@ -113,14 +113,18 @@ def _settle(session: AnySession) -> Snapshot:
 
 
 class OwnWorkFailed(Exception):
-    """A statement of the grader's own did not run: our fault, never the agent's."""
+    """A statement of the grader's own did not run. status: "infra" is our fault; anything else is what was left to read (a column that raises)."""
+
+    def __init__(self, status: str, error: str | None) -> None:
+        super().__init__(f"{status}: {error}")
+        self.status = status
 
 
 def fetch(session: AnySession, sql: str) -> tuple[Row, ...]:
     """All rows of a statement of our own. OwnWorkFailed when there are none to be had."""
     result = session.execute(sql, deadline_s=_OWN_WORK_S, max_rows=1 << 40, max_bytes=1 << 40)
     if result.status != "ok" or result.truncated:
-        raise OwnWorkFailed(f"{result.status}: {result.error}")
+        raise OwnWorkFailed(result.status, result.error)
     return result.rows
 
 

@@ -1,7 +1,7 @@
 """What a gold query leaves open: rows with equal ORDER BY keys may come in any order, and a LIMIT through them may keep any.
 
-The gold is run once more without its LIMIT, with a number that says to which group each row belongs. The window function that numbers the groups compares keys as
-ORDER BY does, under each key's own collation.
+The gold is run once more without its LIMIT, with a number that says to which group each row belongs. The window function that numbers the
+groups compares keys as ORDER BY does, under each key's own collation.
 """
 
 from __future__ import annotations
