@@ -128,7 +128,8 @@ def _key(item: ScoreItem, options: GradingOptions) -> str:
 def grade_one(bench: Bench, item: ScoreItem) -> Record:
     """One instance: its record."""
     started = time.monotonic()
-    task, measured = item.task, {}
+    task = item.task
+    measured: dict[str, float] = {}
     try:
         image = bench.world.image(task)
     except SetupError as error:

@@ -157,10 +157,11 @@ class _Instance:
         verdict = self.grader.grade(self.image, self.task, statements)
         if verdict.outcome == "infra":
             self._problem("infra", f"{what}: {verdict.detail}")
-        elif self.other is not None and verdict.outcome in ("correct", "wrong_result", "wrong_form", "test_failed", "wrong_state") and verdict.reward is not None:
+        elif self.other is not None and verdict.outcome in _OF_TESTS:
             second = self.other.grade(self.image, self.task, statements)
             if second.reward != verdict.reward:
-                self._problem("forms_disagree", f"{what}: {verdict.outcome} ({verdict.detail}) by one form of the tests, {second.outcome} ({second.detail}) by the other")
+                words = f"{verdict.outcome} ({verdict.detail}) by one form of the tests, {second.outcome} ({second.detail}) by the other"
+                self._problem("forms_disagree", f"{what}: {words}")
         return verdict
 
     def _problem(self, name: str, detail: str) -> None:
@@ -231,6 +232,8 @@ class _Instance:
             return runner.run(session, statements, readonly=readonly)
 
 
+# Outcomes that the tests of an instance may come to; the others do not depend on their form.
+_OF_TESTS = frozenset({"correct", "wrong_result", "wrong_state", "wrong_form", "test_failed"})
 _GOLD_PROBLEMS = {"timeout": "gold_timeout", "too_big": "gold_too_big", "infra": "infra"}
 
 

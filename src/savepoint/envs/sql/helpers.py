@@ -58,10 +58,11 @@ class Helpers:
         """BIRD-CRITIC's soft EX: 1 when both give rows, and these are equal as sets (as lists where `conditions` say order); floats to two places."""
         if not pred_sqls or not sol_sqls:
             return 0
-        found, expected = (self.execute_queries(sqls, db_path, conn) for sqls in (pred_sqls, sol_sqls))
-        if any(found[1:]) or any(expected[1:]) or not found[0] or not expected[0]:
+        found, failed, late = self.execute_queries(pred_sqls, db_path, conn)
+        expected, gold_failed, gold_late = self.execute_queries(sol_sqls, db_path, conn)
+        if failed or late or gold_failed or gold_late or not found or not expected:
             return 0
-        left, right = preprocess_results(found[0]), preprocess_results(expected[0])
+        left, right = preprocess_results(found), preprocess_results(expected)
         return int(left == right if (conditions or {}).get("order") else set(left) == set(right))
 
     def performance_compare_by_qep(self, old_sqls: Any, sol_sqls: Any, db_path: str, conn: sqlite3.Connection, *_: Any) -> int:
