@@ -78,6 +78,20 @@ def build_parser() -> argparse.ArgumentParser:
     _set_option(evaluation, "environment.schema_tokens=4000, endpoint.concurrency=32")
     _common(evaluation)
 
+    validating = _verb(verbs, "validate", validate_verb, "check a data set: gold passes twice, issues fail, cheating fails; 1 when an instance does not hold")
+    _grading_options(validating)
+    validating.add_argument("--fix-report", type=Path, metavar="FILE", help="write which instances to leave out, and why, as JSON")
+    _common(validating)
+
+    scoring = _verb(verbs, "score", score_verb, "grade somebody's predictions, with reasons and intervals; no model")
+    _grading_options(scoring)
+    scoring.add_argument("predictions", type=Path, help="JSON lines with instance_id and pred_sqls, or BIRD's one object")
+    scoring.add_argument("--metric", action="append", default=[], metavar="M", help="also a published metric: bird_ex, soft_f1, r_ves, critic_soft_ex")
+    scoring.add_argument("--ignore-unknown", action="store_true", help="leave out predictions whose id no task has")
+    scoring.add_argument("--out", type=Path, metavar="DIR", help="write results there as they come, and report.md and report.html")
+    scoring.add_argument("--resume", action="store_true", help="go on with the results in --out")
+    _common(scoring)
+
     synth = _verb(verbs, "synth", synth_verb, "make verified tasks from any SQLite database")
     synth.add_argument("database", help="a SQLite file, or one of the embedded databases: shop, clinic")
     synth.add_argument("-n", type=int, default=100, help="how many tasks (default 100)")
@@ -113,6 +127,18 @@ def _verb(verbs: Any, name: str, function: Any, text: str, **more: Any) -> argpa
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", type=Path, metavar="DIR", help="where database images are kept (default: the user's cache, or $SAVEPOINT_STORE)")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+
+
+def _grading_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tasks", type=Path, help="task file: JSON lines or a JSON array")
+    parser.add_argument("--databases", type=Path, action="append", required=True, metavar="DIR", help="folder of databases; several are searched in order")
+    parser.add_argument("--workers", type=_positive, default=1, metavar="N", help="processes that grade side by side (default 1); results do not depend on it")
+    parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds that one answer may run (default 30)")
+    parser.add_argument("--max-rows", type=_positive, default=200_000, metavar="N", help="rows of a result, at most (default 200000)")
+    parser.add_argument("--max-bytes", type=_positive, default=64 << 20, metavar="N", help="bytes of a result, at most (default 64 MiB)")
+    parser.add_argument("--tests", choices=["auto", "checks", "python", "both"], default="auto", help="which count (default auto: checks, else Python)")
+    parser.add_argument("--ties", choices=["any", "strict"], default="any", help="strict: row by row also where an ORDER BY leaves the order open")
+    parser.add_argument("--now", default="2025-01-01T00:00:00Z", metavar="ISO", help="the clock of SQL where a task has none (default 2025-01-01T00:00:00Z)")
 
 
 def _set_option(parser: argparse.ArgumentParser, examples: str = "tasks.database=my.sqlite, stages.4.steps=60, profile=smoke") -> None:
@@ -154,8 +180,12 @@ def _eval_settings_help() -> str:
 
 
 def _print(result: Any) -> None:
-    json.dump(result, sys.stdout, indent=1, ensure_ascii=False, allow_nan=False)
-    print()
+    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # half a character, from somebody's file: JSON can only spell it out
+        text = json.dumps(result, indent=1, allow_nan=False)
+    print(text)
 
 
 def run_verb(arguments: argparse.Namespace) -> int:
@@ -218,6 +248,44 @@ def eval_verb(arguments: argparse.Namespace) -> int:
         result = evaluate_command(arguments.model, arguments.tasks, arguments.databases, options, store=arguments.store, progress=progress)
     _print(result) if arguments.json else print_evaluation(result)
     return int("infra" in result["outcomes"])
+
+
+def validate_verb(arguments: argparse.Namespace) -> int:
+    """`savepoint validate`."""
+    from savepoint.evals.grading_command import options_of, print_validation
+    from savepoint.evals.validate import validate
+    from savepoint.progress import Progress
+
+    with Progress(f"validating {arguments.tasks}", quiet=arguments.json) as progress:
+        result = validate(
+            arguments.tasks, options_of(arguments), workers=arguments.workers, fix_report=arguments.fix_report,
+            each=lambda done, total: progress.activity("instances examined", done, total),
+        )  # fmt: skip
+    _print(result) if arguments.json else print_validation(result)
+    return 0 if result["totals"]["invalid"] == 0 else 1
+
+
+def score_verb(arguments: argparse.Namespace) -> int:
+    """`savepoint score`: status 1 when an instance could not be graded for our own reasons."""
+    from savepoint.evals.grading_command import options_of, print_score
+    from savepoint.evals.score import score
+    from savepoint.progress import Progress
+
+    if arguments.resume and arguments.out is None:
+        raise UserError("score: --resume needs --out")
+    with Progress(f"grading {arguments.predictions}", quiet=arguments.json) as progress:
+        result = score(
+            arguments.tasks, arguments.predictions, options_of(arguments), workers=arguments.workers, metrics=tuple(dict.fromkeys(arguments.metric)),
+            ignore_unknown=arguments.ignore_unknown, out=arguments.out, resume=arguments.resume,
+            each=lambda done, total, record: progress.activity("answers graded", done, total),
+        )  # fmt: skip
+    if arguments.json:
+        _print(result)
+    else:
+        print_score(result)
+        if arguments.out is not None:
+            print(f"Report: {arguments.out / 'report.html'}")
+    return 0 if result["totals"]["infra"] == 0 else 1
 
 
 def synth_verb(arguments: argparse.Namespace) -> int:

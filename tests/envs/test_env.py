@@ -79,8 +79,8 @@ def test_what_the_agent_does_to_its_database_stays_and_never_reaches_the_grade(w
     ("sql", "outcome"),
     [
         ("SELECT city FROM people", "wrong_result"),
-        ("DROP TABLE people", "wrong_result"),
-        ("DELETE FROM people; SELECT city FROM people", "wrong_result"),
+        ("DROP TABLE people", "wrong_state"),
+        ("DELETE FROM people; SELECT city FROM people", "wrong_state"),
         ("CREATE TEMP VIEW people AS SELECT 'x' AS city, 50 AS age; SELECT city FROM people WHERE age > 40", "wrong_result"),
         ("DROP TABLE notes; SELECT city FROM people WHERE age > 40", "wrong_state"),
         ("UPDATE people SET age = age + 0; SELECT city FROM people WHERE age > 40", "correct"),

@@ -23,6 +23,7 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 # Landlock's three calls have one number on every architecture that has Landlock.
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _LANDLOCK_READ = 4 | 8  # READ_FILE, READ_DIR
+_LANDLOCK_WRITE = 2 | 32 | 256 | 16384  # WRITE_FILE, REMOVE_FILE, MAKE_REG, TRUNCATE
 # Rights of the file system by ABI: 13 at first, then REFER, TRUNCATE, IOCTL_DEV.
 _LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 
@@ -75,11 +76,17 @@ def reaches(level: str, required: str) -> bool:
     return LEVELS.index(level) >= LEVELS.index(required)
 
 
-def enter(*, memory_bytes: int | None, file_bytes: int, descriptors: int = 512, readable: Sequence[str] = ()) -> SandboxReport:
+# What a folder that stays writable needs: with Landlock in force they reach nothing else.
+_IN_FOLDERS = frozenset({"unlink", "unlinkat"})
+
+
+def enter(
+    *, memory_bytes: int | None, file_bytes: int, descriptors: int = 512, readable: Sequence[str] = (), writable: Sequence[str] = ()
+) -> SandboxReport:
     """Give up, for good and for all threads that start later, what this process does not need. Call it before threads start.
 
     memory_bytes: of private writable memory (RLIMIT_DATA; mapped bases do not count), None for no bound. file_bytes: of one file.
-    readable: folders that stay readable where Landlock is in force. Never raises for a measure that cannot be had: it reports.
+    readable, writable: folders that stay so where Landlock is in force. Never raises for a measure that cannot be had: it reports.
     """
     steps: list[tuple[str, str | None]] = [
         ("memory", _limit(resource.RLIMIT_DATA, memory_bytes) if memory_bytes is not None else "not asked for"),
@@ -88,8 +95,9 @@ def enter(*, memory_bytes: int | None, file_bytes: int, descriptors: int = 512, 
     linux = sys.platform.startswith("linux")
     steps.append(("unprivileged", _drop_user()))
     steps.append(("no_new_privs", _no_new_privileges() if linux else "needs Linux"))
-    steps.append(("landlock", _landlock(readable) if linux else "needs Linux"))
-    steps.append(("seccomp", _seccomp() if linux else "needs Linux"))
+    landlock = _landlock(readable, writable) if linux else "needs Linux"
+    steps.append(("landlock", landlock))
+    steps.append(("seccomp", _seccomp(_IN_FOLDERS if writable and landlock is None else frozenset()) if linux else "needs Linux"))
     measures = {name: why is None for name, why in steps}
     missing = {name: why for name, why in steps if why is not None}
     kernel = [measures[name] for name in ("no_new_privs", "landlock", "seccomp", "unprivileged")]
@@ -135,7 +143,7 @@ def _no_new_privileges() -> str | None:
     return None if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 else os.strerror(ctypes.get_errno())
 
 
-def _landlock(readable: Sequence[str]) -> str | None:
+def _landlock(readable: Sequence[str], writable: Sequence[str]) -> str | None:
     libc = _libc()
 
     def call(number: int, *arguments: object) -> int:
@@ -152,11 +160,12 @@ def _landlock(readable: Sequence[str]) -> str | None:
     if rules < 0:
         return os.strerror(-rules)
     try:
-        for folder in readable:
+        granted = [(folder, _LANDLOCK_READ) for folder in readable] + [(folder, (_LANDLOCK_READ | _LANDLOCK_WRITE) & rights) for folder in writable]
+        for folder, allowed in granted:
             with contextlib.suppress(OSError):  # a folder that is not there, or not for this user, needs no rule
                 place = os.open(folder, os.O_PATH | os.O_CLOEXEC)
                 try:
-                    refused = call(_LANDLOCK_ADD, rules, 1, ctypes.c_char_p(struct.pack("=Qi", _LANDLOCK_READ, place)), 0)
+                    refused = call(_LANDLOCK_ADD, rules, 1, ctypes.c_char_p(struct.pack("=Qi", allowed, place)), 0)
                 finally:
                     os.close(place)
                 if refused < 0:
@@ -167,12 +176,12 @@ def _landlock(readable: Sequence[str]) -> str | None:
         os.close(rules)
 
 
-def _seccomp() -> str | None:
-    """A filter that answers EPERM to what is denied, and kills a process that calls in another architecture's numbers."""
+def _seccomp(allowed: frozenset[str]) -> str | None:
+    """A filter that answers EPERM to what is denied and not `allowed`, and kills a process that calls in another architecture's numbers."""
     machine = platform.machine()
     if machine not in _DENIED:
         return f"no table of system calls for {machine}"
-    numbers = sorted(_DENIED[machine].values())
+    numbers = sorted(number for name, number in _DENIED[machine].items() if name not in allowed)
     load, jump_if, answer = 0x20, 0x15, 0x06
     program = [(load, 0, 0, 4), (jump_if, 1, 0, _ARCHITECTURES[machine]), (answer, 0, 0, 0x80000000), (load, 0, 0, 0)]
     program += [(jump_if, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]

@@ -42,15 +42,20 @@ class World:
     def base(self, db_id: str) -> BaseImage:
         """The base image of a database, imported when it is first asked for. UserError that names the places looked at."""
         if db_id not in self._bases:
-            if not db_id or db_id in (".", "..") or any(part in db_id for part in ("/", "\\", "\0")):
-                raise UserError(f"db_id {db_id!r}: must be a plain name")
-            places = [folder / name for folder in self._folders for name in (f"{db_id}/{db_id}_template.sqlite", f"{db_id}/{db_id}.sqlite", f"{db_id}.sqlite")]
-            found = next((place for place in places if place.is_file()), None)
-            if found is None:
-                raise UserError(f"no database {db_id!r}: looked for {', '.join(map(str, places)) or 'it in no folder (pass databases=)'}")
+            found = self.locate(db_id)
             self._bases[db_id] = self.backend.import_base(found)
             self._found[db_id] = found
         return self._bases[db_id]
+
+    def locate(self, db_id: str) -> Path:
+        """The file of a database: the first there is, in the order of the folders. UserError that names the places looked at."""
+        if not db_id or db_id in (".", "..") or any(part in db_id for part in ("/", "\\", "\0")):
+            raise UserError(f"db_id {db_id!r}: must be a plain name")
+        places = [folder / name for folder in self._folders for name in (f"{db_id}/{db_id}_template.sqlite", f"{db_id}/{db_id}.sqlite", f"{db_id}.sqlite")]
+        found = next((place for place in places if place.is_file()), None)
+        if found is None:
+            raise UserError(f"no database {db_id!r}: looked for {', '.join(map(str, places)) or 'it in no folder (pass databases=)'}")
+        return found
 
     def image(self, task: Task) -> BaseImage:
         """The task image: the database with the task's set-up applied, strictly, once."""
