@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from savepoint.envs.sql.compare import difference
@@ -14,6 +15,7 @@ Rows = tuple[tuple[SqlValue, ...], ...]
 
 MAX_ROWS = 1000
 DEADLINE_S = 2.0
+SETUP_DEADLINE_S = 30.0
 _CACHED_ROWS = 200_000
 _CACHED_ANSWERS = 50_000
 _OPEN_SESSIONS = 64
@@ -21,31 +23,39 @@ _OPEN_SESSIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one statement gave: rows, or how it failed (`sql_error` is the SQL's own fault; other statuses are ours or the limits')."""
+    """What one statement gave: rows, or how it failed (`sql_error` is the SQL's own fault; other statuses are ours or the limits'). steps: VM steps."""
 
     status: str
     rows: Rows = ()
     error: str = ""
+    steps: int = 0
 
 
 class Images:
     """Runs read-only SQL on a base image and on images derived from it. Answers are cached by (image digest, exact SQL)."""
 
-    def __init__(self, backend: Backend, base: BaseImage, owner: str) -> None:
-        self.backend, self.base, self.owner = backend, base, owner
-        self._derived: dict[str, BaseImage | None] = {}
+    def __init__(self, backend: Backend, base: BaseImage, owner: str, max_rows: int = MAX_ROWS) -> None:
+        self.backend, self.base, self.owner, self.max_rows = backend, base, owner, max_rows
+        self._derived: dict[tuple[str, ...], BaseImage | None] = {}
         self._sessions: OrderedDict[str, AnySession] = OrderedDict()
         self._answers: OrderedDict[tuple[str, str], Answer] = OrderedDict()
         self._rows = 0
 
-    def derived(self, setup: str) -> BaseImage | None:
-        """The image after a set-up statement, made when it is first asked for; None where the statement fails on this database."""
-        if setup not in self._derived:
+    def derived(self, *setup: str, of: BaseImage | None = None) -> BaseImage | None:
+        """The base image (or another, `of`) after set-up statements, made when it is first asked for; None where one of them fails on it."""
+        start = of or self.base
+        key = (start.digest, *setup)
+        if key not in self._derived:
             try:
-                self._derived[setup] = self.backend.derive(self.base, [setup])
+                self._derived[key] = self.backend.derive(start, list(setup)) if setup else start
             except SetupError:
-                self._derived[setup] = None
-        return self._derived[setup]
+                self._derived[key] = None
+        return self._derived[key]
+
+    def possible(self, statements: Sequence[str]) -> list[str]:
+        """Those of the statements that run on the base image, one after another."""
+        with self.lease(self.base) as session:
+            return [sql for sql in statements if session.execute(sql, deadline_s=SETUP_DEADLINE_S).status == "ok"]
 
     def answer(self, image: BaseImage, sql: str) -> Answer:
         """What the statement gives on the image. A failure of our own infrastructure raises, and is never an answer."""
@@ -54,13 +64,17 @@ class Images:
         if found is not None:
             self._answers.move_to_end(key)
             return found
-        result = self._session(image).execute(sql, deadline_s=DEADLINE_S, max_rows=MAX_ROWS, readonly=True)
+        result = self._session(image).execute(sql, deadline_s=DEADLINE_S, max_rows=self.max_rows, readonly=True)
         if result.status == "infra":
             raise RuntimeError(f"{self.owner}: {result.error}")
         status = "too_big" if result.status == "ok" and result.truncated else result.status
-        found = Answer(status, result.rows if status == "ok" else (), result.error or "")
+        found = Answer(status, result.rows if status == "ok" else (), result.error or "", result.vm_steps)
         self._keep(key, found)
         return found
+
+    def lease(self, image: BaseImage) -> AnySession:
+        """A session of its own on an image, for what changes it."""
+        return self.backend.lease(image, owner=self.owner, quota=Quota(length=64 << 20))
 
     def rows(self, sql: str) -> Rows:
         """All rows of a query of our own on the base image. Raises QueryFailed."""
