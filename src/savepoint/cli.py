@@ -98,11 +98,16 @@ def build_parser() -> argparse.ArgumentParser:
     synth.add_argument("--out", type=Path, required=True, metavar="FILE", help="task file to write, JSON lines")
     synth.add_argument("--task", choices=["debugging", "generation", "both"], default="debugging", help="what the tasks ask for (default debugging)")
     synth.add_argument("--forms", metavar="A,B", help="forms of query (default: all)")
-    synth.add_argument("--bugs", metavar="A,B", help="kinds of bug (default: all)")
-    synth.add_argument("--renamed-share", type=float, default=0.3, metavar="S", help="share of tasks on a schema migrated since (default 0.3)")
-    synth.add_argument("--wording", choices=["plain", "brief"], default="plain", help="plain: full sentences; brief: what tiny models read (default plain)")
+    synth.add_argument("--level", choices=["quick", "deep"], help="quick: small queries; deep: all four categories, tried on several images (default: deep)")
+    synth.add_argument("--bugs", metavar="A,B", help="kinds of bug (default: all of the level)")
+    text = "share of tasks on a schema migrated since (default: 0.3 of quick tasks; of deep ones as many as of any other kind)"
+    synth.add_argument("--renamed-share", type=float, metavar="S", help=text)
+    text = "plain: full sentences; brief: what tiny models read, level quick (default plain)"
+    synth.add_argument("--wording", choices=["plain", "brief"], default="plain", help=text)
     synth.add_argument("--max-tables", type=_positive, default=50, help="use at most so many tables (default 50)")
     synth.add_argument("--max-columns", type=_positive, default=400, help="use at most so many columns (default 400)")
+    synth.add_argument("--heldout", type=Path, metavar="FILE", help="put part of the tasks there: no query of theirs has the shape of one in --out")
+    synth.add_argument("--heldout-share", type=float, default=0.2, metavar="S", help="about which share of the tasks is held out (default 0.2)")
     synth.add_argument("--seed", type=int, default=0, help="same seed, same file (default 0)")
     synth.add_argument("--force", action="store_true", help="replace the file if it exists")
     _common(synth)
@@ -303,9 +308,10 @@ def _synthesise(arguments: argparse.Namespace, each: Callable[[int], None]) -> d
     from savepoint.envs.sql.synth import synth_command
 
     return synth_command(
-        arguments.database, arguments.n, arguments.out, seed=arguments.seed, task=arguments.task, forms=_list(arguments.forms), kinds=_list(arguments.bugs),
-        rename_share=arguments.renamed_share, wording=arguments.wording, max_tables=arguments.max_tables, max_columns=arguments.max_columns,
-        force=arguments.force, store=arguments.store, each=each,
+        arguments.database, arguments.n, arguments.out, seed=arguments.seed, task=arguments.task, level=arguments.level, forms=_list(arguments.forms),
+        kinds=_list(arguments.bugs), rename_share=arguments.renamed_share, wording=arguments.wording, max_tables=arguments.max_tables,
+        max_columns=arguments.max_columns, heldout=arguments.heldout, heldout_share=arguments.heldout_share, force=arguments.force, store=arguments.store,
+        each=each,
     )  # fmt: skip
 
 

@@ -75,7 +75,11 @@ def print_synthesis(result: dict[str, Any]) -> None:
     """`savepoint synth` for people."""
     console = Console()
     console.print(f"{result['written']} tasks in {escape(str(result['out']))}, over {escape(str(result['database']))}", highlight=False, soft_wrap=True)
-    for title, key in (("kinds", "kinds"), ("forms", "forms"), ("rejected", "rejected")):
+    if result.get("heldout"):
+        console.print(f"{result['heldout_written']} tasks of other shapes in {escape(result['heldout'])}", highlight=False, soft_wrap=True)
+    if result.get("impossible"):
+        console.print(f"  no place here for: {', '.join(result['impossible'])}", highlight=False)
+    for title, key in (("categories", "categories"), ("difficulty", "difficulties"), ("kinds", "kinds"), ("forms", "forms"), ("rejected", "rejected")):
         if result.get(key):
             console.print(f"  {title}: " + ", ".join(f"{name} {count}" for name, count in result[key].items()), highlight=False)
     if result.get("part"):

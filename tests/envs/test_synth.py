@@ -19,14 +19,14 @@ from savepoint.envs.sql.grade import Grader
 from savepoint.envs.sql.queries import FORMS
 from savepoint.envs.sql.query import Condition, Query, Ref
 from savepoint.envs.sql.renames import RENAMES
-from savepoint.envs.sql.synth import KINDS, SMALL_FORMS, SMALL_KINDS, Synthesizer, distinct_tasks, synth_command, synthesize
+from savepoint.envs.sql.synth import QUICK_KINDS, SMALL_FORMS, SMALL_KINDS, Synthesizer, distinct_tasks, synth_command, synthesize
 from savepoint.envs.sql.tasks import Task, read_tasks, write_tasks
 from savepoint.envs.sql.verify import MAX_ROWS, Images, doubt
 from savepoint.envs.sql.world import World
 from savepoint.errors import UserError
 from savepoint.state import SqliteBackend, open_backend
 
-EVERYTHING = {"forms": tuple(FORMS), "kinds": KINDS, "wording": "plain", "max_tables": 50, "max_columns": 400}
+EVERYTHING = {"forms": tuple(FORMS), "kinds": QUICK_KINDS, "wording": "plain", "max_tables": 50, "max_columns": 400}
 
 
 @pytest.fixture(scope="module")

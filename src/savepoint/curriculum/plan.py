@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from savepoint.config import Settings, build, parse_assignment, read_toml, set_value
 from savepoint.curriculum.demonstrations import DemonstratorSettings
-from savepoint.envs.sql.bugs import BUGS
+from savepoint.envs.sql.bugs import BUGS, KINDS
 from savepoint.envs.sql.queries import FORMS
 from savepoint.envs.sql.settings import EnvironmentSettings, StateSettings
 from savepoint.errors import UserError
@@ -25,11 +25,15 @@ class TaskSettings(Settings):
     """Which tasks: made from a database, or read from files."""
 
     database: str = Field("shop", description="the embedded database shop or clinic, or any SQLite file: tasks are made from it")
+    level: Literal["quick", "deep"] = Field(
+        "quick", description="quick: small queries in brief words, for tiny policies; deep: kinds of all four categories in full sentences"
+    )
     max_tables: int = Field(5, ge=1, description="tables of a larger schema that tasks use")
     max_columns: int = Field(25, ge=2, description="columns, of all tables together, that tasks use")
-    forms: tuple[str, ...] = Field(("list", "aggregate", "group", "top"), description="forms of query")
+    forms: tuple[str, ...] = Field(("list", "aggregate", "group", "top"), description='forms of query; ["all"] for all')
     bugs: tuple[str, ...] = Field(
-        ("misspelled_column", "wrong_table", "wrong_aggregate", "missing_group_by", "wrong_comparison", "wrong_direction"), description="kinds of bug"
+        ("misspelled_column", "wrong_table", "wrong_aggregate", "missing_group_by", "wrong_comparison", "wrong_direction"),
+        description='kinds of bug; ["all"] for all that the level has',
     )
     renamed_share: float = Field(0.5, ge=0, le=1, description="share of tasks whose schema was migrated since the query was written")
     heldout: int = Field(200, ge=1, description="tasks kept out of training, for evaluation")
@@ -37,9 +41,16 @@ class TaskSettings(Settings):
     heldout_file: str | None = Field(None, description="task file to evaluate on, with `file`")
     databases: str | None = Field(None, description="folder of the databases that `file` names")
 
+    @property
+    def known_bugs(self) -> tuple[str, ...]:
+        """The kinds of bug that the level has."""
+        return tuple(BUGS) if self.level == "quick" else (*BUGS, *KINDS)
+
     @model_validator(mode="after")
     def _known(self) -> TaskSettings:
-        for name, chosen, known in (("forms", self.forms, FORMS), ("bugs", self.bugs, BUGS)):
+        for name, chosen, known in (("forms", self.forms, tuple(FORMS)), ("bugs", self.bugs, self.known_bugs)):
+            if chosen == ("all",):
+                continue
             unknown = [item for item in chosen if item not in known]
             if unknown or not chosen:
                 raise ValueError(f"{name}: {f'unknown {unknown[0]!r}' if unknown else 'empty'} (known: {', '.join(known)})")

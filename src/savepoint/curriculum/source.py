@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from savepoint.curriculum.plan import TaskSettings
 from savepoint.envs.sql import databases
+from savepoint.envs.sql.queries import FORMS
+from savepoint.envs.sql.renames import RENAMES
 from savepoint.envs.sql.synth import Synthesizer
 from savepoint.envs.sql.tasks import Task, read_tasks
 from savepoint.envs.sql.world import World
@@ -36,8 +38,10 @@ class MadeTasks:
         path = Path(settings.database)
         if settings.database in databases.names():
             path = databases.place(settings.database, folder)
+        kinds = settings.known_bugs if settings.bugs == ("all",) else settings.bugs
         self.synthesizer = Synthesizer(
-            backend, path, forms=settings.forms, kinds=settings.bugs, rename_share=settings.renamed_share,
+            backend, path, level=settings.level, wording="brief" if settings.level == "quick" else "plain", rename_share=settings.renamed_share,
+            forms=tuple(FORMS) if settings.forms == ("all",) else settings.forms, kinds=(*kinds, *RENAMES) if settings.level == "deep" else kinds,
             max_tables=settings.max_tables, max_columns=settings.max_columns,
         )  # fmt: skip
         self.world = World(images={self.synthesizer.name: self.synthesizer.image}, backend=backend)

@@ -64,7 +64,9 @@ class DeepMaker:
         open_ = [category for category in CATEGORIES if by_category[category]]
         if not open_:
             return None
-        category = rng.choices(open_, [SHARES[category] for category in open_])[0]
+        # A category of which hardly a kind is left would else repeat itself.
+        weights = [SHARES[category] * min(1.0, len(by_category[category]) / 4) for category in open_]
+        category = rng.choices(open_, weights)[0]
         return rng.choice(by_category[category])
 
     def debugging(self, kind: str, rng: Random) -> Made | str:
@@ -147,11 +149,10 @@ class DeepMaker:
         text = reports.reworded(text, self.paraphrase, self.names)
         content = "\0".join((task, text, *issue, "", *gold, *setup))
         category = category_of(kind) if task == "debugging" else "Query"
-        level = difficulty(gold, kind)
         made = Task(
-            instance_id=f"{self.name}-{blake2b(content.encode(), digest_size=6).hexdigest()}", task=task, db_id=self.name, query=text, sol_sql=gold, issue_sql=issue,
-            preprocess_sql=setup, conditions={"order": True} if orders_rows(gold[-1]) else {}, checks=checks, evidence=evidence, category=category,
-            difficulty=level, tags=(kind, form), synth={"kind": kind, "form": form, "tables": list(tables)},
+            f"{self.name}-{blake2b(content.encode(), digest_size=6).hexdigest()}", task, self.name, text, gold, issue, setup,
+            conditions={"order": True} if orders_rows(gold[-1]) else {}, checks=checks, evidence=evidence, category=category,
+            difficulty=difficulty(gold, kind), tags=(kind, form), synth={"kind": kind, "form": form, "tables": list(tables)},
             extra={"efficiency": True} if category == "Efficiency" else {},
         )  # fmt: skip
         return self.finished(made, f"{kind} {trial.results}")

@@ -1,4 +1,4 @@
-"""Quick tasks: small typed queries with one of ten bugs, or on a schema that was migrated since. Fractions of a millisecond each, learnable by tiny policies."""
+"""Quick tasks: small typed queries with one of ten bugs, or on a schema that was migrated since. A fraction of a millisecond each."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class QuickMaker:
     """Makes quick tasks over one database: one of `forms`, then a question, a bug, or (a `rename_share` of the debugging tasks) a migration."""
 
     def __init__(
-        self, name: str, images: Images, part: Part, schema: Schema, *, kinds: Sequence[str], forms: Sequence[str], rename_share: float, wording: Wording, asks: Asks
-    ) -> None:
+        self, name: str, images: Images, part: Part, schema: Schema, *, kinds: Sequence[str], forms: Sequence[str], rename_share: float, wording: Wording,
+        asks: Asks,
+    ) -> None:  # fmt: skip
         self.name, self.images, self.image, self.part = name, images, images.base, part
         self.forms, self.wording, self.asks = tuple(forms), wording, asks
         self.bugs = tuple(kind for kind in kinds if kind in BUGS)

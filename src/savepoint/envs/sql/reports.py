@@ -10,10 +10,12 @@ Paraphrase = Callable[[str], str]
 
 _RESULT_OPENINGS = (
     "I need {wanted}.", "My query should give {wanted}.", "For a report I want {wanted}.", "I am trying to get {wanted}.", "What I want is {wanted}.",
-    "Our dashboard should show {wanted}.", "The result should be {wanted}.", "I was asked for {wanted}.", "Wanted: {wanted}.", "The query below is meant to return {wanted}.",
+    "Our dashboard should show {wanted}.", "The result should be {wanted}.", "I was asked to find {wanted}.", "Wanted: {wanted}.",
+    "The query below is meant to return {wanted}.",
 )  # fmt: skip
 _WORK_OPENINGS = (
-    "I want to {wanted}.", "My script should {wanted}.", "The job is to {wanted}.", "I have to {wanted}.", "Every night we {wanted}.", "A colleague asked me to {wanted}.",
+    "I want to {wanted}.", "My script should {wanted}.", "The job is to {wanted}.", "I have to {wanted}.", "Every night we {wanted}.",
+    "A colleague asked me to {wanted}.",
     "What it should do: {wanted}.",
 )  # fmt: skip
 _CLOSINGS = ("", "", "What is wrong?", "Where is my mistake?", "Please correct it.", "How do I have to write it?", "Can you fix this?", "What am I missing?")
@@ -26,11 +28,13 @@ _SLOW = (
     "The answer is fine; only the time it takes is not.",
 )  # fmt: skip
 _SLOW_LIMITS = (
-    "I need the same rows with at most {share} % of the work (counted in SQLite's VM steps).", "Please write it so that it needs no more than {share} % of the VM steps, with the same result.",
+    "I need the same rows with at most {share} % of the work (counted in SQLite's VM steps).",
+    "Please write it so that it needs no more than {share} % of the VM steps, with the same result.",
     "Same result, at most {share} % of the VM steps, please.",
 )  # fmt: skip
 _REQUESTS = (
-    "Give me {wanted}.", "Show me {wanted}.", "I need {wanted}.", "What I want to know: {wanted}.", "Please list {wanted}.", "Find {wanted}.", "Can you get me {wanted}?",
+    "Give me {wanted}.", "Show me {wanted}.", "I need {wanted}.", "What I want to know: {wanted}.", "Please list {wanted}.", "Find {wanted}.",
+    "Can you get me {wanted}?",
 )  # fmt: skip
 _NAMES = ("notable", "relevant", "flagged", "special", "qualifying", "core")
 
@@ -51,8 +55,8 @@ SYMPTOMS: dict[str, tuple[str, ...]] = {
 
 def report(wanted: str, symptom: str, rng: Random, *, work: bool = False, rows: int | None = None) -> str:
     """An issue: what is wanted, what goes wrong, perhaps how many rows came. work: `wanted` is a verb phrase."""
-    opening = rng.choice(_WORK_OPENINGS if work else _RESULT_OPENINGS).format(wanted=wanted)
-    seen = [rng.choice(_OBSERVED).format(rows="one row" if rows == 1 else f"{rows or 'no'} rows")] if rows is not None and rng.random() < 0.25 else []
+    opening = _said(rng.choice(_WORK_OPENINGS if work else _RESULT_OPENINGS), wanted)
+    seen = [rng.choice(_OBSERVED).format(rows=f"{rows or 'no'} rows")] if rows not in (None, 1) and rng.random() < 0.25 else []
     body = [symptom, *seen]
     sentences = [opening, *body] if rng.random() < 0.7 else [*body, opening]
     return " ".join([*sentences, rng.choice(_CLOSINGS)]).strip()
@@ -66,20 +70,27 @@ def error_symptom(error: str, rng: Random) -> str:
 def slowness(wanted: str, symptom: str, most_work: float, rng: Random) -> str:
     """An issue about a right result that comes too slowly, with the share of the work that a repair may take."""
     limit = rng.choice(_SLOW_LIMITS).format(share=round(100 * most_work))
-    return " ".join((rng.choice(_RESULT_OPENINGS).format(wanted=wanted), rng.choice(_SLOW), symptom, limit))
+    return " ".join((_said(rng.choice(_RESULT_OPENINGS), wanted), rng.choice(_SLOW), symptom, limit))
 
 
 def request(wanted: str, terms: Iterable[tuple[str, str]], table: str, rng: Random) -> tuple[str, str | None]:
     """A question, and the evidence that it needs: in half of those that have a condition, the condition is only named, and explained beside it."""
     evidence = None
-    named = [(text, sql) for text, sql in terms if wanted.count(f"with {text}") == 1]
+    named = [(text, sql) for text, sql in terms if wanted.count(f"rows of {table} with {text}") == 1]
     if named and rng.random() < 0.5:
         text, sql = named[rng.randrange(len(named))]
         name = rng.choice(_NAMES)
         wanted = wanted.replace(f"with {text}", f"that are {name}")
         evidence = f"rows are {name} when {re.sub(r'(?<![A-Za-z0-9_])[a-z][.]', '', sql)}"
-        evidence = f"{table}: {evidence}" if table else evidence
-    return rng.choice(_REQUESTS).format(wanted=wanted), evidence
+        evidence = f"{table}: {evidence}"
+    return _said(rng.choice(_REQUESTS), wanted), evidence
+
+
+def _said(template: str, wanted: str) -> str:
+    """The template with what is wanted; between commas where that begins with a preposition: "I need, by City, the number of rows"."""
+    if not wanted.startswith(("by ", "for ")):
+        return template.format(wanted=wanted)
+    return re.sub(r"(?<!:) \{wanted\}", ", {wanted}", template).format(wanted=wanted)
 
 
 def reworded(text: str, paraphrase: Paraphrase | None, names: Iterable[str]) -> str:

@@ -221,7 +221,7 @@ KINDS: dict[str, Kind] = {
     ),
     "quadratic_running_total": Kind(
         "Efficiency", (running_figure,), in_statement(_query_per_row),
-        ("For every row it adds up all earlier rows from the start.", "With twice the rows of {table} it takes four times as long."),
+        ("For every row it goes through all earlier rows from the start.", "With twice the rows of {table} it takes four times as long."),
         most_work=MOST_WORK,
     ),
     "rank_by_counting": Kind(

@@ -165,7 +165,8 @@ def count_with_holes(ground: Ground, rng: Random) -> Draft | None:
     group, hole = pick_one(ground.groups(table), rng), pick_one(ground.holes(table), rng)
     term = ground.narrow(table, rng, 5, table.rows, avoid=(group.name, hole.name), whole=0.5)
     name = quote(group.name)
-    sql = f"SELECT {name}, COUNT(*) AS rows_in_all, COUNT({quote(hole.name)}) AS filled FROM {quote(table.name)}{where(term.sql) if term else ''} GROUP BY {name}"
+    tail = f"FROM {quote(table.name)}{where(term.sql) if term else ''} GROUP BY {name}"
+    sql = f"SELECT {name}, COUNT(*) AS rows_in_all, COUNT({quote(hole.name)}) AS filled {tail}"
     wanted = f"by {group.name}, how many rows of {table.name}{with_terms(term)} there are, and how many of them have a {hole.name}"
     wanted += f" (columns: {group.name}, all rows, rows with a {hole.name})"
     return Draft("count_with_holes", (sql,), wanted, {"group": group.name, "table": table.name, "hole": hole.name}, terms=told(term), tables=(table.name,))

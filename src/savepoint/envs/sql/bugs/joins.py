@@ -52,7 +52,8 @@ def _outer_to_inner(tree: exp.Expr, rng: Random) -> exp.Expr | None:
         on = join.args.get("on")
         if join.side != "LEFT" or not isinstance(on, exp.And):
             continue
-        keys, moved = [], []
+        keys: list[exp.Expr] = []
+        moved: list[exp.Expr] = []
         for part in conjuncts(on):
             (keys if isinstance(part, exp.EQ) and isinstance(part.expression, exp.Column) else moved).append(part.copy())
         if not keys or not moved:
@@ -104,7 +105,7 @@ def _double_counting(tree: exp.Expr, rng: Random) -> exp.Expr | None:
 
 def not_in_list(ground: Ground, rng: Random) -> Draft | None:
     """Rows that are not on a list kept in another table, one line of which is empty."""
-    table = ground.choose_table(rng, lambda t: ground.shown(t) and 6 <= t.rows, keyed=True)
+    table = ground.choose_table(rng, lambda t: ground.shown(t) and t.rows >= 6, keyed=True)
     if table is None:
         return None
     term = ground.narrow(table, rng, 6, whole=0.3, alias="t.")
@@ -269,7 +270,8 @@ def _union_all_for_union(tree: exp.Expr, rng: Random) -> exp.Expr | None:
 KINDS: dict[str, Kind] = {
     "outer_to_inner": Kind(
         "Query", (children_of_each,), in_statement(_outer_to_inner),
-        ("Every {parent} that has no {child} with {term} is missing; I want it with 0.", "I use a LEFT JOIN, and still {parent} rows without such a {child} are gone.",
+        ("Every {parent} that has no {child} with {term} is missing; I want it with 0.",
+         "I use a LEFT JOIN, and still the {parent} rows that have no such {child} rows are gone.",
          "The list is too short: where the figure should be 0 there is no line at all."),
         subtlety=2,
     ),

@@ -89,10 +89,11 @@ def renamed_words(ground: Ground, rng: Random) -> Draft | None:
     style = pick_one(("upper", "new", "short"), rng)
     new = {"upper": lambda v: str(v).upper() + "!", "new": lambda v: f"New {v}", "short": lambda v: str(v)[:2] + "."}[style]
     case = f"CASE {name} WHEN {literal(first)} THEN {literal(new(first))} WHEN {literal(second)} THEN {literal(new(second))} ELSE {name} END"
-    wanted = f"write {column.name} of {table.name} as {literal(new(first))} where it is {literal(first)} and as {literal(new(second))} where it is {literal(second)}"
+    wanted = f"write {column.name} of {table.name} as {literal(new(first))} where it is {literal(first)} and as {literal(new(second))} where it is"
+    wanted += f" {literal(second)}; all other values stay"
     sql = f"UPDATE {quote(table.name)} SET {name} = {case}"
     words = {"table": table.name, "value": column.name, "first": str(first), "second": str(second)}
-    return Draft(f"renamed_words_{style}", (sql,), f"{wanted}; all other values stay", words, tables=(table.name,), probes=(look(table, column.name, text=True),))
+    return Draft(f"renamed_words_{style}", (sql,), wanted, words, tables=(table.name,), probes=(look(table, column.name, text=True),))
 
 
 def _case_without_else(tree: exp.Expr, rng: Random) -> exp.Expr | None:
@@ -133,7 +134,10 @@ def moved_to_archive(ground: Ground, rng: Random) -> Draft | None:
     setup = (f"CREATE TABLE {archive} AS SELECT * FROM {source} WHERE 0",)
     gold = ("BEGIN", f"INSERT INTO {archive} SELECT * FROM {source} WHERE {term.sql}", f"DELETE FROM {source} WHERE {term.sql}", "COMMIT")
     key = quote(table.primary or "")
-    probes = tuple(Probe(f"SELECT COUNT(*), MIN({key}), MAX({key}), SUM({key}) FROM {name}") for name in (archive, source))
+    probes = (
+        *(Probe(f"SELECT COUNT(*), MIN({key}), MAX({key}), SUM({key}) FROM {name}") for name in (archive, source)),
+        Probe(f"SELECT * FROM {archive} ORDER BY {key} LIMIT 5"),
+    )
     wanted = f"move the rows of {table.name} with {term.text} to {archive} (which has the same columns), all in one transaction, so that they are gone from"
     words = {"table": table.name, "other": archive, "term": term.text}
     return Draft("moved_to_archive", gold, f"{wanted} {table.name} afterwards", words, setup, tables=(table.name,), probes=probes)
@@ -161,7 +165,7 @@ def counted_up(ground: Ground, rng: Random) -> Draft | None:
         return None
     key, source = quote(table.primary or ""), quote(table.name)
     keys = [row[0] for row in ground.rows(f"SELECT {key} FROM {source} ORDER BY {key} LIMIT 200")]
-    even, odd = [k for k in keys if isinstance(k, int) and k % 2 == 0], [k for k in keys if isinstance(k, int) and k % 2]
+    even, odd = [k for k in keys if isinstance(k, int) and k % 2 == 0], [k for k in keys if isinstance(k, int) and k % 2 == 1]
     if not even or not odd:
         return None
     notes = ground.free_name(table.name, rng, ("stats", "counters", "log", "marks"))
@@ -210,7 +214,8 @@ def removed_with_children(ground: Ground, rng: Random) -> Draft | None:
         Probe(f"SELECT COUNT(*), SUM({key}) FROM {child}"),
     )
     said = " and ".join(map(str, chosen))
-    wanted = f"remove {link.parent.name} {said} (by {link.primary}) together with every {link.child.name} row that refers to {'it' if len(chosen) == 1 else 'them'}"
+    them = "it" if len(chosen) == 1 else "them"
+    wanted = f"remove {link.parent.name} {said} (by {link.primary}) together with every {link.child.name} row that refers to {them}"
     words = {"child": link.child.name, "parent": link.parent.name}
     return Draft(f"removed_with_children_{len(chosen)}", gold, wanted, words, tables=(link.parent.name, link.child.name), probes=probes)
 
@@ -255,7 +260,7 @@ def entered_in_a_circle(ground: Ground, rng: Random) -> Draft | None:
     table = ground.choose_table(rng, lambda t: t.rows >= 8, keyed=True)
     if table is None:
         return None
-    keys = [row[0] for row in ground.rows(f"SELECT {quote(table.primary or '')} FROM {quote(table.name)} ORDER BY 1 LIMIT 100")]
+    keys = [int(row[0]) for row in ground.rows(f"SELECT {quote(table.primary or '')} FROM {quote(table.name)} ORDER BY 1 LIMIT 100") if row[0] is not None]
     set_, entry = pick_one((("set", "entry"), ("group", "member"), ("bundle", "item"), ("series", "part")), rng)
     sets, entries = ground.free_name(table.name, rng, (set_,)), ground.free_name(table.name, rng, (entry,))
     first, ref, number = quote(f"first_{entry}"), quote(f"{set_}_id"), rng.randint(1, 90)
@@ -281,7 +286,9 @@ def _missing_transaction(script: Script, rng: Random) -> Script | None:
 KINDS: dict[str, Kind] = {
     "update_without_where": Kind(
         "Management", (changed_numbers, changed_words), in_statement(_without_where),
-        ("After it ran, {value} was changed in the whole table.", "It also changed rows without {term}.", "All rows of {table} were hit, not only those that I meant."),
+        ("After it ran, {value} was changed in the whole table.",
+         "It also changed rows without {term}.",
+         "All rows of {table} were hit, not only those that I meant."),
     ),
     "case_without_else": Kind(
         "Management", (renamed_words,), in_statement(_case_without_else),
@@ -308,7 +315,8 @@ KINDS: dict[str, Kind] = {
     ),
     "replaced_row": Kind(
         "Management", (counted_up,), in_statement(_replaced),
-        ("The note of a row that was there already is lost, and {counter} starts from the beginning.", "Notes vanish from {other}, and the old {counter} is not added to."),
+        ("The note of a row that was there already is lost, and {counter} starts from the beginning.",
+         "Notes vanish from {other}, and the old {counter} is not added to."),
         subtlety=2,
     ),
     "children_left": Kind(
@@ -317,7 +325,8 @@ KINDS: dict[str, Kind] = {
     ),
     "too_few_columns": Kind(
         "Management", (without_duplicates,), in_statement(_too_few_columns),
-        ("It removes too much: lines that differ in {last} are gone as well.", "Lines of {other} with another {last} are no repetition, but they are removed too."),
+        ("It removes too much: lines that differ in {last} are gone as well.",
+         "Lines of {other} with another {last} are no repetition, but they are removed too."),
         subtlety=2,
     ),
 }  # fmt: skip

@@ -24,7 +24,8 @@ def kept_total(ground: Ground, rng: Random) -> Draft | None:
     child, key, number, primary = quote(link.child.name), quote(link.key), quote(value.name), quote(link.child.primary or "")
     totals = ground.free_name(link.parent.name, rng, ("totals", "sums", "summary", "balance"))
     setup = (f"CREATE TABLE {totals} AS SELECT {key} AS ref, SUM({number}) AS total FROM {child} WHERE NOT {key} IS NULL GROUP BY {key}",)
-    rows = [row for row in ground.rows(f"SELECT {primary}, {key} FROM {child} WHERE NOT {key} IS NULL ORDER BY {primary} LIMIT 200") if isinstance(row[0], int)]
+    found = ground.rows(f"SELECT {primary}, {key} FROM {child} WHERE NOT {key} IS NULL ORDER BY {primary} LIMIT 200")
+    rows = [(row[0], row[1]) for row in found if isinstance(row[0], int) and isinstance(row[1], int)]
     if len(rows) < 4:
         return None
     chosen = rng.sample(rows, 2)
@@ -84,7 +85,7 @@ def ratings(ground: Ground, rng: Random) -> Draft | None:
     raises = (
         (f"{into} ({ref}, {low}, 'Ann'), ({ref}, {high}, 'Bob'), ({other}, {low}, 'Ann')", False),
         (f"{into} ({ref}, {high + 1}, 'Ann')", True), (f"{into} ({ref}, {low - 1}, 'Ann')", True), (f"{into} ({ref}, NULL, 'Ann')", True),
-        (f"{into} ({ref}, {low}, 'Ann'), ({ref}, {high}, 'Ann')", True), (f"{into} (NULL, {low}, 'Ann')", True),
+        (f"{into} ({ref}, {low}, 'Ann'), ({ref}, {high}, 'Ann')", True), (f"{into} (NULL, {low}, 'Ann')", True), (f"{into} ({ref}, {low}, NULL)", True),
     )  # fmt: skip
     wanted = f"create a table {name} with the columns ref (the {table.primary} of {table.name}), {figure} (a whole number from {low} to {high}, nothing else is"
     wanted += f" accepted) and {author}, none of them ever empty; one {author} can rate each ref once, and several can rate the same ref"

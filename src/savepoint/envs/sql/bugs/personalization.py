@@ -66,10 +66,12 @@ def labelled_holes(ground: Ground, rng: Random) -> Draft | None:
     words = {"column": column.name, "label": label, "table": table.name}
     if column.distinct < 0.8 and rng.random() < 0.4:
         sql = f"SELECT {shown} AS label, COUNT(*) AS n FROM {quote(table.name)}{where(term.sql)} GROUP BY {shown}"
-        wanted = f"by {column.name}, the number of rows of {table.name}{with_terms(term)}, those without one under {literal(label)} (columns: {column.name}, number)"
+        wanted = f"by {column.name}, the number of rows of {table.name}{with_terms(term)}, those without one under {literal(label)}"
+        wanted += f" (columns: {column.name}, number)"
         return Draft("labelled_groups", (sql,), wanted, words, terms=told(term), tables=(table.name,))
     sql = f"SELECT {key}, {shown} AS label FROM {quote(table.name)}{where(term.sql)}"
-    wanted = f"for each row of {table.name}{with_terms(term)} its {column.name}, written {literal(label)} where there is none (columns: {table.primary}, {column.name})"
+    wanted = f"for each row of {table.name}{with_terms(term)} its {column.name}, written {literal(label)} where there is none"
+    wanted += f" (columns: {table.primary}, {column.name})"
     return Draft("labelled_rows", (sql,), wanted, words, terms=told(term), tables=(table.name,))
 
 
@@ -155,6 +157,7 @@ def padded_code(ground: Ground, rng: Random) -> Draft | None:
     example = f"{prefix}{7:0{width}}"
     wanted = f"the rows of {table.name}{with_terms(term)} with a code made of {table.primary}"
     wanted += f", filled up with zeros to {width} digits{f' after {prefix!r}' if prefix else ''} (7 gives {example!r}), and their {show.name}"
+    wanted += f" (columns: code, {show.name})"
     return Draft(f"padded_code_{len(prefix)}", (sql,), wanted, {"example": example, "table": table.name}, terms=told(term), tables=(table.name,))
 
 
@@ -170,7 +173,8 @@ def _lost_padding(tree: exp.Expr, rng: Random) -> exp.Expr | None:
 
 def list_in_a_cell(ground: Ground, rng: Random) -> Draft | None:
     """By group, the names of its rows in one cell, in alphabetical order."""
-    able = [(t, g, c) for t in ground.keyed for g in ground.groups(t) for c in t.having("name", "word") if c.name != g.name and c.filled == 1 and t.rows <= 3000]
+    short = [t for t in ground.keyed if t.rows <= 3000]
+    able = [(t, g, c) for t in short for g in ground.groups(t) for c in t.having("name", "word") if c.name != g.name and c.filled == 1]
     if not able:
         return None
     table, group, column = pick_one(able, rng)
@@ -179,9 +183,10 @@ def list_in_a_cell(ground: Ground, rng: Random) -> Draft | None:
         return None
     separator = pick_one((", ", "; ", " / ", " | "), rng)
     name, shown = quote(group.name), quote(column.name)
-    sql = f"SELECT {name}, GROUP_CONCAT({shown}, '{separator}' ORDER BY {shown}, {quote(table.primary or '')}) AS list FROM {quote(table.name)}{where(term.sql)}"
-    wanted = f"for each {group.name} of {table.name}{with_terms(term)}, the {column.name} of all its rows in one cell, in alphabetical order, with {separator!r}"
-    wanted += f" between them (columns: {group.name}, list)"
+    cell = f"GROUP_CONCAT({shown}, '{separator}' ORDER BY {shown}, {quote(table.primary or '')})"
+    sql = f"SELECT {name}, {cell} AS list FROM {quote(table.name)}{where(term.sql)}"
+    wanted = f"for each {group.name} of {table.name}{with_terms(term)}, the {column.name} of all its rows in one cell, in alphabetical order, with"
+    wanted += f" {separator!r} between them (columns: {group.name}, list)"
     words = {"separator": separator, "column": column.name}
     return Draft("list_in_a_cell", (f"{sql} GROUP BY {name}",), wanted, words, terms=told(term), tables=(table.name,))
 
@@ -213,7 +218,9 @@ KINDS: dict[str, Kind] = {
     ),
     "missing_label": Kind(
         "Personalization", (labelled_holes,), in_statement(_missing_label),
-        ("Where there is no {column} the cell stays empty instead of saying {label}.", "The word {label} never appears.", "I still get NULL for some rows of {table}."),
+        ("Where there is no {column} the cell stays empty instead of saying {label}.",
+         "The word {label} never appears.",
+         "I still get NULL for some rows of {table}."),
         subtlety=0,
     ),
     "bands_in_wrong_order": Kind(

@@ -32,7 +32,7 @@ def _dated(ground: Ground, rng: Random) -> tuple[PartTable, Column, list[str]] |
 
 def _listing(ground: Ground, table: PartTable, rng: Random, condition: str, phrase: str, avoid: str) -> tuple[str, str, str]:
     """(SQL, wanted, form): rows, their number, a figure of theirs, or their number by group, under a condition that `phrase` puts in words."""
-    key, source = quote(table.primary or ""), quote(table.name)
+    source = quote(table.name)
     groups = [c for c in ground.groups(table) if c.name != avoid]
     numbers = [c for c in ground.figures(table, additive=True) if c.name != avoid]
     style = rng.random()
@@ -104,7 +104,7 @@ def rows_between_days(ground: Ground, rng: Random) -> Draft | None:
     start, end, name = days[first], days[last], quote(column.name)
     after = (date.fromisoformat(end) + timedelta(days=1)).isoformat()
     condition = f"{name} >= '{start}' AND {name} < '{after}'"
-    if not 3 <= ground.count(table.name, condition):
+    if ground.count(table.name, condition) < 3:
         return None
     phrase = f"from {start} to {end} by {column.name}, both days included"
     built = _listing(ground, table, rng, condition, phrase, column.name)
@@ -144,7 +144,8 @@ def figures_by_month(ground: Ground, rng: Random) -> Draft | None:
     filled = f"NOT {name} IS NULL" if column.filled < 1 else ""
     sql = f"SELECT strftime('{code}', {name}) AS month, {measure} AS figure FROM {quote(table.name)}{where(filled, term.sql)} GROUP BY month"
     wanted = f"by {words} of {column.name}, {what} of {table.name}{with_terms(term)} (columns: month, figure)"
-    return Draft("by_month" if code == "%m" else "by_year_and_month", (sql,), wanted, {"by": column.name, "table": table.name}, terms=told(term), tables=(table.name,))
+    form = "by_month" if code == "%m" else "by_year_and_month"
+    return Draft(form, (sql,), wanted, {"by": column.name, "table": table.name}, terms=told(term), tables=(table.name,))
 
 
 def _minute_for_month(tree: exp.Expr, rng: Random) -> exp.Expr | None:
@@ -162,7 +163,9 @@ def days_between(ground: Ground, rng: Random) -> Draft | None:
         return None
     table, column, days = found
     others = [c for c in table.having("date") if c.name != column.name]
-    term = ground.narrow(table, rng, 4, avoid=(column.name,)) or Term("", "", "")
+    groups = [c for c in ground.groups(table) if c.name != column.name]
+    group = pick_one(groups, rng) if groups and rng.random() < 0.4 else None
+    term = ground.narrow(table, rng, 4, avoid=(column.name, group.name if group else "")) or Term("", "", "")
     key, name = quote(table.primary or ""), quote(column.name)
     if others and rng.random() < 0.7:
         other = pick_one(others, rng)
@@ -171,14 +174,13 @@ def days_between(ground: Ground, rng: Random) -> Draft | None:
         last = (date.fromisoformat(days[-1]) + timedelta(days=rng.randint(1, 30))).isoformat()
         end, words = f"'{last}'", f"from {column.name} to {last}"
     inner = f"julianday({end}) - julianday({name})"
-    style, form, sql = rng.random(), "days_between", ""
-    groups = [c for c in ground.groups(table) if c.name != column.name]
     wanted = f"for each row of {table.name}{with_terms(term)}, the days {words}, parts of a day as decimals (columns: {table.primary}, days)"
     sql = f"SELECT {key}, {inner} AS days FROM {quote(table.name)}{where(term.sql)}"
-    if groups and style < 0.4:
-        group, form = pick_one(groups, rng), "average_days"
+    if group is not None:
         sql = f"SELECT {quote(group.name)}, AVG({inner}) AS days FROM {quote(table.name)}{where(term.sql)} GROUP BY {quote(group.name)}"
-        wanted = f"by {group.name}, the average number of days {words} (decimals kept) over the rows of {table.name}{with_terms(term)} (columns: {group.name}, days)"
+        wanted = f"by {group.name}, the average number of days {words} (decimals kept) over the rows of {table.name}{with_terms(term)}"
+        wanted += f" (columns: {group.name}, days)"
+    form = "average_days" if group else "days_between"
     return Draft(form, (sql,), wanted, {"by": column.name, "table": table.name}, terms=told(term), tables=(table.name,))
 
 
@@ -202,7 +204,7 @@ def _fragment(ground: Ground, rng: Random) -> tuple[PartTable, Column, str] | No
     name = quote(column.name)
     values = ground.rows(f"SELECT DISTINCT {name} FROM {quote(table.name)} WHERE {name} IS NOT NULL ORDER BY {name} LIMIT 2000")
     text = pick_one(values, rng)[0] if values else None
-    words = [word for word in re.findall(r"[A-Za-z]{4,}", text)] if isinstance(text, str) else []
+    words = re.findall(r"[A-Za-z]{4,}", text) if isinstance(text, str) else []
     if not words:
         return None
     word = pick_one(words, rng)
@@ -246,7 +248,7 @@ def _lost_wildcard(tree: exp.Expr, rng: Random) -> exp.Expr | None:
 KINDS: dict[str, Kind] = {
     "text_against_number": Kind(
         "Query", (rows_of_a_part_of_time, rows_of_a_part_of_time, groups_over_total), in_statement(_text_against_number),
-        ("Nothing comes out, although the table has what I ask for.", "My comparison is never true, whatever figure I put there.",
+        ("It finds nothing, although {table} has what I ask for.", "My comparison is never true, whatever figure I put there.",
          "The condition matches no row at all. I have checked the value by hand, and it is there."),
     ),
     "last_day_lost": Kind(
@@ -256,11 +258,14 @@ KINDS: dict[str, Kind] = {
     ),
     "minute_for_month": Kind(
         "Query", (figures_by_month,), in_statement(_minute_for_month),
-        ("The months are wrong; where a month should stand there are quite other figures.", "What it shows for the month has nothing to do with the month of {by}."),
+        ("The months are wrong; where a month should stand there are quite other figures.",
+         "What it shows for the month has nothing to do with the month of {by}."),
     ),
     "subtracted_texts": Kind(
         "Query", (days_between,), in_statement(_subtracted_texts),
-        ("The numbers are far too small to be days.", "What I get looks like a difference of years.", "Where {by} lies months back, I still get next to nothing."),
+        ("The numbers are far too small to be days.",
+         "What I get looks like a difference of years.",
+         "Where {by} lies months back, I still get next to nothing."),
     ),
     "case_sensitive_match": Kind(
         "Query", (rows_containing,), in_statement(_case_sensitive_match),
@@ -269,7 +274,7 @@ KINDS: dict[str, Kind] = {
     ),
     "lost_wildcard": Kind(
         "Query", (rows_containing,), in_statement(_lost_wildcard),
-        ("It finds hardly anything, though {word} occurs in many.", "Only an exact {word} would be found, not a longer {column} with it.",
+        ("It finds hardly anything, though {word} occurs in many.", "It finds next to nothing, and I can see {word} in the {column} of several rows.",
          "The pattern does not match the {column} values that it should."),
     ),
 }  # fmt: skip

@@ -56,8 +56,8 @@ def share_of_group(ground: Ground, rng: Random) -> Draft | None:
     measure, words, form = pick_one((
         (f"100.0 * {number} / SUM({number}) OVER (PARTITION BY {name})", f"its percentage of the total {value.name} of its {group.name}", "share_of_group"),
         (f"{number} - AVG({number}) OVER (PARTITION BY {name})", f"its {value.name} minus the average {value.name} of its {group.name}", "distance_from_group"),
-        (f"RANK() OVER (PARTITION BY {name} ORDER BY {number} DESC)", f"its rank by {value.name} (highest first, equal ones share a rank) within its {group.name}",
-         "rank_in_group"),
+        (f"RANK() OVER (PARTITION BY {name} ORDER BY {number} DESC)",
+         f"its rank by {value.name} (highest first, equal ones share a rank) within its {group.name}", "rank_in_group"),
         (f"COUNT(*) OVER (PARTITION BY {name})", f"how many of these rows have the same {group.name}", "size_of_group"),
     ), rng)  # fmt: skip
     sql = f"SELECT {key}, {name}, {number}, {measure} AS figure FROM {quote(table.name)}{where(term.sql)}"
@@ -86,7 +86,8 @@ def last_of_group(ground: Ground, rng: Random) -> Draft | None:
     table, group, value, term = found
     orders = [c for c in (*ground.days(table), *ground.figures(table)) if c.name not in (group.name, value.name)]
     key, name, number = quote(table.primary or ""), quote(group.name), quote(value.name)
-    order, by = ("", table.primary) if not orders or rng.random() < 0.4 else ((c := pick_one(orders, rng)) and (f"{quote(c.name)}, ", c.name))
+    first = pick_one(orders, rng) if orders and rng.random() < 0.6 else None
+    order, by = (f"{quote(first.name)}, ", first.name) if first is not None else ("", table.primary)
     function, word = pick_one((("LAST_VALUE", "last"), ("NTH_VALUE", "second")), rng)
     call = f"LAST_VALUE({number})" if function == "LAST_VALUE" else f"NTH_VALUE({number}, 2)"
     sql = f"SELECT {key}, {name}, {call} OVER (PARTITION BY {name} ORDER BY {order}{key} {_WHOLE_FRAME}) AS figure FROM {quote(table.name)}{where(term.sql)}"
@@ -179,7 +180,8 @@ KINDS: dict[str, Kind] = {
     ),
     "frame_default": Kind(
         "Query", (last_of_group,), in_statement(_frame_default),
-        ("The window does not seem to see the rows that come later.", "Most rows do not show the {value} of the {word} row: it looks only as far as the row itself.",
+        ("The window does not seem to see the rows that come later.",
+         "Most rows do not show the {value} of the {word} row: it looks only as far as the row itself.",
          "Within one {group} the figure differs from row to row, and it must be the same everywhere."),
         subtlety=2,
     ),
