@@ -76,7 +76,8 @@ def _integer_division(tree: exp.Expr, rng: Random) -> exp.Expr | None:
             return tree
         quotient = product.parent
         if isinstance(quotient, exp.Div) and rng.random() < 0.5:
-            divided = exp.Div(this=other.copy(), expression=quotient.expression.copy())
+            divided = quotient.copy()  # a copy: it carries SQLite's sort of division
+            divided.set("this", other.copy())
             quotient.replace(exp.Mul(this=divided, expression=exp.Literal.number(100)))
         else:
             real.replace(exp.Literal.number(100))
