@@ -155,13 +155,13 @@ class DeepMaker:
             difficulty=difficulty(gold, kind), tags=(kind, form), synth={"kind": kind, "form": form, "tables": list(tables)},
             extra={"efficiency": True} if category == "Efficiency" else {},
         )  # fmt: skip
-        return self.finished(made, f"{kind} {trial.results}")
+        return self.finished(made, f"{kind} {trial.results}", judged=category == "Management")
 
-    def finished(self, task: Task, results: str | None = None) -> Made | str:
-        """The task with its shape, if the judge agrees; else why not."""
+    def finished(self, task: Task, results: str | None = None, *, judged: bool = False) -> Made | str:
+        """The task with its shape, if the judge agrees (or has done so: `judged`); else why not."""
         task = replace(task, synth={**task.synth, "shape": shape_of(task)})
         image = self.images.derived(*task.preprocess_sql)
-        why = "the set-up fails" if image is None else self.trials.verdict(image, task)
+        why = "the set-up fails" if image is None else None if judged else self.trials.verdict(image, task)
         return why or Made(task, normal_form((*task.issue_sql, *task.sol_sql, *task.preprocess_sql)), results or task.instance_id)
 
     def _draft(self, kind: Kind, rng: Random) -> Draft | None:
