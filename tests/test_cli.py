@@ -140,6 +140,18 @@ def test_synth_writes_the_same_file_for_the_same_seed_and_replaces_none(shop: Pa
     assert str(one) in capsys.readouterr().err and one.read_bytes() == two.read_bytes()
 
 
+def test_synth_holds_tasks_out_and_says_what_it_made(shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out, held = tmp_path / "train.jsonl", tmp_path / "held.jsonl"
+    command = ["synth", str(shop), "-n", "20", "--out", str(out), "--heldout", str(held), "--heldout-share", "0.3", "--bugs", "lost_partition,lost_wildcard"]
+    assert main([*command, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert set(made["kinds"]) == {"lost_partition", "lost_wildcard"} and made["heldout_written"] == len(held.read_text().splitlines()) > 0
+    assert main([*command, "--force"]) == 0
+    assert "tasks of other shapes in" in capsys.readouterr().out
+    assert main(["synth", str(shop), "--level", "quick", "--bugs", "lost_partition", "--out", str(tmp_path / "x")]) == 2
+    assert "needs level deep" in capsys.readouterr().err
+
+
 def test_the_smoke_run_ends_with_a_report_and_its_policy_can_be_evaluated(shop: Path, tmp_path: Path):
     done = savepoint("run", "quickstart", *SMOKE, "--set", f"tasks.database={shop}", "--out", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr[-2000:]

@@ -24,6 +24,31 @@ def test_no_training_task_is_a_held_out_one(tmp_path: Path):
         assert not any((task.query, task.issue_sql) in kept for task in (source.draw(rng) for _ in range(1500)))
 
 
+def test_no_deep_training_task_has_the_shape_of_a_held_out_one(tmp_path: Path):
+    settings = TaskSettings(level="deep", bugs=("lost_partition", "integer_division", "lost_wildcard"), forms=("all",), heldout=8, renamed_share=0.1)
+    with open_backend("sqlite", store=tmp_path / "store") as backend:
+        source = open_source(settings, backend, tmp_path)
+        kept = {task.synth["shape"] for task in source.heldout}
+        rng = random.Random(1)
+        drawn = [source.draw(rng) for _ in range(60)]
+        assert len(source.heldout) == 8 and kept.isdisjoint(task.synth["shape"] for task in drawn)
+        assert {task.category for task in drawn} == {"Query"} and len({task.synth["kind"] for task in drawn}) >= 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"bugs": ("integer_division",)}, "unknown 'integer_division'"),
+        ({"level": "deep", "bugs": ("nonsense",)}, "unknown 'nonsense'"),
+        ({"level": "deep", "bugs": ()}, "bugs: empty"),
+    ],
+)
+def test_a_recipe_names_only_kinds_that_its_level_has(settings, why):
+    with pytest.raises(ValueError, match=why):
+        TaskSettings(**settings)
+    assert "integer_division" in TaskSettings(level="deep", bugs=("integer_division",)).known_bugs
+
+
 def test_held_out_tasks_are_the_same_for_every_seed_of_a_run(tmp_path: Path):
     found = []
     for name in ("a", "b"):

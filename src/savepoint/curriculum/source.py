@@ -11,6 +11,7 @@ from savepoint.curriculum.plan import TaskSettings
 from savepoint.envs.sql import databases
 from savepoint.envs.sql.queries import FORMS
 from savepoint.envs.sql.renames import RENAMES
+from savepoint.envs.sql.shapes import is_held_out
 from savepoint.envs.sql.synth import Synthesizer
 from savepoint.envs.sql.tasks import Task, read_tasks
 from savepoint.envs.sql.world import World
@@ -32,7 +33,8 @@ class TaskSource(Protocol):
 
 
 class MadeTasks:
-    """Fresh verified tasks over one database. Held out: `n` tasks, drawn from a stream of their own, the same for every seed of a run."""
+    """Fresh verified tasks over one database. Held out: `n` tasks, drawn from a stream of their own, the same for every seed of a run; of deep tasks, a fixed
+    fifth of all shapes of query, so that none of those is trained on."""
 
     def __init__(self, settings: TaskSettings, backend: Backend, folder: Path, each: Callable[[int], None] = lambda done: None) -> None:
         path = Path(settings.database)
@@ -46,6 +48,7 @@ class MadeTasks:
         )  # fmt: skip
         self.world = World(images={self.synthesizer.name: self.synthesizer.image}, backend=backend)
         self.heldout: list[Task] = []
+        self._by_shape = settings.level == "deep"
         self._taken: set[tuple[str, tuple[str, ...]]] = set()
         self._hold_out(settings, each)
         self.description = self.synthesizer.describe()
@@ -55,7 +58,8 @@ class MadeTasks:
         while len(self.heldout) < settings.heldout:
             each(len(self.heldout))
             task = self.synthesizer.task(rng)
-            stale = stale + 1 if self._key(task) in self._taken else 0
+            unfit = self._key(task) in self._taken or (self._by_shape and not is_held_out(task))
+            stale = stale + 1 if unfit else 0
             if not stale:
                 self._taken.add(self._key(task))
                 self.heldout.append(task)
@@ -69,7 +73,7 @@ class MadeTasks:
     def draw(self, rng: random.Random) -> Task:
         for _ in range(_STALE):
             task = self.synthesizer.task(rng)
-            if self._key(task) not in self._taken:
+            if self._key(task) not in self._taken and not (self._by_shape and is_held_out(task)):
                 return task
         raise UserError(f"{self.synthesizer.name}: every task that can be made is held out; set tasks.heldout lower")
 

@@ -42,6 +42,11 @@ def shape_of(task: Task) -> str:
     return blake2b(shape(task.sol_sql).encode(), digest_size=6).hexdigest()
 
 
+def is_held_out(task: Task, share: float = 0.2) -> bool:
+    """Whether a task without end is for evaluation: so are those of a fixed `share` of all shapes, whatever the database and the seed."""
+    return int.from_bytes(blake2b(f"held out {shape_of(task)}".encode(), digest_size=8).digest()) < share * 2**64
+
+
 def split_by_shape(tasks: Sequence[Task], heldout: float, *, seed: int = 0) -> tuple[list[Task], list[Task]]:
     """(train, held-out): about a share `heldout` of the tasks is held out, whole shapes at a time, so that no held-out task has a gold seen in training.
 
