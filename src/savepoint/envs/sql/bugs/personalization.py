@@ -70,7 +70,7 @@ def labelled_holes(ground: Ground, rng: Random) -> Draft | None:
         wanted += f" (columns: {column.name}, number)"
         return Draft("labelled_groups", (sql,), wanted, words, terms=told(term), tables=(table.name,))
     sql = f"SELECT {key}, {shown} AS label FROM {quote(table.name)}{where(term.sql)}"
-    wanted = f"for each row of {table.name}{with_terms(term)} its {column.name}, written {literal(label)} where there is none"
+    wanted = f"for each row of {table.name}{with_terms(term)}, its {column.name}, written {literal(label)} where there is none"
     wanted += f" (columns: {table.primary}, {column.name})"
     return Draft("labelled_rows", (sql,), wanted, words, terms=told(term), tables=(table.name,))
 
@@ -100,7 +100,7 @@ def bands(ground: Ground, rng: Random) -> Draft | None:
         sql = f"SELECT {band} AS band, COUNT(*) AS n FROM {quote(table.name)} GROUP BY band"
         return Draft("counted_bands", (sql,), f"the number of rows of {table.name} by band: {meaning} (columns: band, number)", words, tables=(table.name,))
     sql = f"SELECT {key}, {number}, {band} AS band FROM {quote(table.name)}{where(term.sql)}"
-    wanted = f"for each row of {table.name}{with_terms(term)} its band: {meaning} (columns: {table.primary}, {value.name}, band)"
+    wanted = f"for each row of {table.name}{with_terms(term)}, its band: {meaning} (columns: {table.primary}, {value.name}, band)"
     return Draft("listed_bands", (sql,), wanted, words, terms=told(term), tables=(table.name,))
 
 
