@@ -160,6 +160,7 @@ def test_neighbours_lack_a_condition_or_turn_duplicates_about():
         (("SELECT a FROM t",), "lost_rounding", "simple"),
         (("SELECT a FROM t",), "misspelled_column", "simple"),
         (("SELECT a FROM t WHERE a IS NULL",), "equals_null", "simple"),
+        (("SELECT a, RANK() OVER (ORDER BY b) FROM t",), "lost_partition", "moderate"),
         (("SELECT a, COUNT(*) FROM t WHERE b > 1 GROUP BY a",), "having_for_where", "moderate"),
         (("SELECT k FROM (SELECT k, RANK() OVER (ORDER BY x) AS p FROM t JOIN u ON u.k = t.k) WHERE p = 1",), "compared_with_all", "challenging"),
     ],

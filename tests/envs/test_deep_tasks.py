@@ -69,6 +69,7 @@ def test_all_categories_and_most_kinds_are_made(deep, source):
 
 
 def test_a_management_task_is_checked_by_the_state_that_it_leaves(deep):
+    assert {task.category for task in deep} == set(CATEGORIES)
     for task in deep:
         kinds = {check["type"] for check in task.checks}
         if task.category == "Management":
@@ -132,6 +133,13 @@ def test_an_exhausted_kind_is_left_alone():
     assert not tally.exhausted
     tally.miss("a")
     assert tally.exhausted == {"a"}
+
+
+def test_what_is_exhausted_is_not_drawn_again(source):
+    tally = Tally()
+    tally.exhausted.update(kind for kind in ALL_KINDS if kind not in ("lost_wildcard", "narrow_key"))
+    rng = random.Random(1)
+    assert {source.make(rng, tally).task.synth["kind"] for _ in range(8)} == {"lost_wildcard", "narrow_key"}
 
 
 def test_questions_can_name_a_condition_and_explain_it_as_evidence(backend, shop):
