@@ -25,7 +25,8 @@ from savepoint.state.client import WorkerDied, WorkerProcess
 from savepoint.state.errors import StateError
 from savepoint.state.image import BaseImage, ImageCache, file_identity
 from savepoint.state.leases import RESERVE_BYTES, BackendStats, Lease, LeaseBook, WorkerStats
-from savepoint.state.remote import SERVICE_S, RemoteSession
+from savepoint.state.placed import SERVICE_S
+from savepoint.state.remote import RemoteSession
 from savepoint.state.sandbox import LEVELS, SandboxReport, reaches
 from savepoint.state.session import Quota
 from savepoint.state.sqlite.clock import DEFAULT_CLOCK, clock_ms
