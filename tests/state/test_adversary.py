@@ -107,7 +107,7 @@ ATTACKS: dict[str, tuple[str, set[str]]] = {
     ),
     "pattern by LIKE": ("SELECT sum(printf('%.*c', 190000, 'a') || id LIKE '%a%a%a%a%a%a%a%a%a%b') FROM orders", {"timeout", "ok"}),
     "pattern by GLOB": ("SELECT sum(printf('%.*c', 190000, 'a') || id GLOB '*[a-z]*[a-z]*[a-z]*[0-9]') FROM orders", {"timeout"}),
-    "search in a long text": ("SELECT sum(instr(printf('%.*c', 199000, 'a'), printf('%.*c', 99000, 'a') || 'b')) FROM orders", {"timeout"}),
+    "search in a long text": ("SELECT sum(instr(printf('%.*c', 199000, 'a'), printf('%.*c', 99000, 'a') || 'b')) FROM orders", {"timeout", "ok"}),
     "names that are long": ("SELECT " + ", ".join(f"1 AS {'n' * 3000}{i}" for i in range(60)), {"ok", "too_big"}),
     "words that are long": (
         "CREATE TRIGGER t BEFORE DELETE ON orders BEGIN SELECT RAISE(ABORT, 'LONG'); END; DELETE FROM orders".replace("LONG", "m" * 100_000), {"sql_error"},
