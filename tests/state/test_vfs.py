@@ -93,7 +93,7 @@ def test_a_cache_that_cannot_be_written_is_no_crash(monkeypatch: pytest.MonkeyPa
 
 def test_the_doctor_reports_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     report = {what: (works, detail) for what, works, detail in doctor(tmp_path / "new" / "store")}
-    assert set(report) == {"apsw", "compiler", "sqlite3ext.h", "vfs", "store"}
+    assert set(report) == {"apsw", "compiler", "sqlite3ext.h", "vfs", "sandbox", "store"}
     assert report["vfs"][0] and report["store"] == (True, report["store"][1]) and str(tmp_path / "new" / "store") in report["store"][1]
     assert "SQLite 3." in report["apsw"][1] and "GiB free" in report["store"][1]
     monkeypatch.setattr(build, "compiler", lambda: None)
