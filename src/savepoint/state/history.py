@@ -30,6 +30,8 @@ class Call:
 class History:
     """The last calls of a session."""
 
+    __slots__ = ("_calls",)
+
     def __init__(self) -> None:
         self._calls: deque[Call] = deque(maxlen=KEPT)
 

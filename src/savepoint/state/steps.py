@@ -42,13 +42,19 @@ async def finish_async(steps: Steps[T]) -> T:
         waiting = next(steps)
         while True:
             try:
-                value = waiting.result() if waiting.done() else await asyncio.wrap_future(waiting)
+                value = waiting.result() if waiting.done() else await _awaitable(waiting)
             except BaseException as error:
                 waiting = steps.throw(error)
             else:
                 waiting = steps.send(value)
     except StopIteration as done:
         return done.value
+
+
+def _awaitable(waiting: Future[Any]) -> asyncio.Future[Any]:
+    """Some futures know a better way to be awaited than through their callbacks (`client.Answer`)."""
+    on_loop = getattr(waiting, "on_loop", None)
+    return on_loop() if on_loop is not None else asyncio.wrap_future(waiting)
 
 
 class Turnstile:

@@ -53,10 +53,10 @@ typedef unsigned char u8;
 #define COW_SOURCE "unknown"
 #endif
 #define EXPORT __attribute__((visibility("default")))
-#define BITS 6                  /* a node has 1 << BITS slots; measured: the knee of memory per session */
+#define BITS 5                  /* a node has 1 << BITS slots; measured: 16 slots save nothing more */
 #define FAN (1 << BITS)
 #define MEMORY_START 8192       /* first allocation of a journal or a temporary file */
-#define JOURNAL_KEEP 65536      /* a truncated journal keeps a buffer up to this size for the next transaction */
+#define JOURNAL_KEEP 8192       /* a truncated journal keeps a buffer up to this size for the next transaction */
 #define MAX_PAGE 65536          /* SQLite's largest page */
 #define SEGMENT (4 << 20)       /* the spill file grows by so much; a multiple of every page size */
 

@@ -19,6 +19,8 @@ class Held:
     settings: of the connection, as they were when it was last closed in good order.
     """
 
+    __slots__ = ("__weakref__", "_released", "columns", "connection", "dice", "over", "quota", "settings", "volume")
+
     def __init__(self, volume: Volume, quota: Quota, columns: int, seed: int, released: Callable[[], object]) -> None:
         self.volume, self.quota, self.columns = volume, quota, columns
         self.dice = Dice(seed, quota.length)

@@ -44,6 +44,11 @@ class Session:
     Usable from any thread, by one at a time. `restore` and `reset` open the connection anew: TEMP objects and open transactions end there.
     """
 
+    __slots__ = (
+        "__weakref__", "_backend", "_executions", "_give_back", "_grant", "_history", "_lease", "_lock", "_token", "clock_ms", "generation", "image", "quota",
+        "seed",
+    )  # fmt: skip
+
     def __init__(
         self, backend: SqliteBackend, image: BaseImage, lease: Lease, *, quota: Quota, seed: int, clock_ms: int, contents: Image | None = None
     ) -> None:
