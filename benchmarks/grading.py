@@ -1,8 +1,8 @@
 """Grading against the published way, side by side: `python benchmarks/grading.py [--json] [--gradings 10000]`.
 
-The published way, as BIRD-CRITIC's evaluator does it for every answer: start a Python process; copy the database file, run the issue SQL and the test, which must
-fail; copy the file again, run the prediction, then the test, which is `exec`-ed there and runs prediction and gold once more. Ours: a grader with its SQL in a
-worker process, as `savepoint score` uses it. Both on two processes, the same answers, no two texts alike, so that no cache of results could help. Queries are
+The published way, as BIRD-CRITIC's evaluator does it for every answer: start a Python process; copy the database file, run the issue SQL and the
+test, which must fail; copy the file again, run the prediction, then the test, which is `exec`-ed there and runs prediction and gold once more. Ours: a
+grader with its SQL in a worker process, as `savepoint score` uses it. Both on two processes, the same answers, no two texts alike, so that no cache of results could help. Queries are
 short: what is measured is what grading costs beyond the SQL itself.
 
 Writes `benchmarks/results/grading.json`, exits 1 when a row does not hold.
@@ -80,9 +80,11 @@ def make_database(path: Path, megabytes: int) -> None:
 def answer(i: int) -> tuple[list[str], bool]:
     """The i-th answer and whether it is right: a right query, a wrong one, a broken one, and one that writes first."""
     kinds = (
-        ([f"SELECT name, points FROM items WHERE id >= 100 AND id <= 120 AND {i} = {i}"], True), ([f"SELECT name, points + {i} FROM items WHERE id BETWEEN 100 AND 120"], False),
-        ([f"SELECT name{i} FROM items"], False), ([f"CREATE INDEX ix{i} ON items(points)", f"{GOLD} AND {i} = {i}"], True),
-    )  # fmt: skip
+        ([f"SELECT name, points FROM items WHERE id >= 100 AND id <= 120 AND {i} = {i}"], True),
+        ([f"SELECT name, points + {i} FROM items WHERE id BETWEEN 100 AND 120"], False),
+        ([f"SELECT name{i} FROM items"], False),
+        ([f"CREATE INDEX ix{i} ON items(points)", f"{GOLD} AND {i} = {i}"], True),
+    )
     return kinds[i % len(kinds)]
 
 
@@ -181,7 +183,9 @@ def measure(megabytes: int, ours_count: int, published_count: int) -> list[dict[
         theirs_rate = published_count / (time.perf_counter() - started)
         shutil.rmtree(folder / "store", ignore_errors=True)
     rate = ours_count / elapsed
-    rows = [_row(f"graded answers a second, {megabytes} MB database", rate, "1/s", theirs_rate, rate / theirs_rate, f">= {least}x", rate / theirs_rate >= least)]
+    rows = [
+        _row(f"graded answers a second, {megabytes} MB database", rate, "1/s", theirs_rate, rate / theirs_rate, f">= {least}x", rate / theirs_rate >= least)
+    ]
     for q in (50, 99):
         a, b = (1000 * quantiles(values, n=100)[q - 1] for values in (mine, theirs))
         rows.append(_row(f"latency p{q}, {megabytes} MB database", a, "ms", b, b / a, None, True))
@@ -214,7 +218,10 @@ def main() -> int:
     else:
         for row in rows:
             against = f" against {row['against']} ({row['ratio']}x)" if row["ratio"] else ""
-            print(f"{'ok ' if row['holds'] else 'NO '} {row['figure']}: {row['value']} {row['unit']}{against}" + (f" (bound {row['bound']})" if row["bound"] else ""))
+            print(
+                f"{'ok ' if row['holds'] else 'NO '} {row['figure']}: {row['value']} {row['unit']}{against}"
+                + (f" (bound {row['bound']})" if row["bound"] else "")
+            )
     return 0 if all(row["holds"] for row in rows) else 1
 
 

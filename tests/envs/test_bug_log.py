@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from grading_support import FEW, generation, verdict
+
 from savepoint.envs.sql.compare import difference
 from savepoint.envs.sql.grade import Grader, Limits
 from savepoint.envs.sql.lexer import remove_comments, remove_distinct
@@ -30,7 +29,7 @@ ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT 
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_report_1_an_error_is_a_status_and_an_empty_or_clock_bound_gold_is_refused(world: World):
@@ -114,8 +113,15 @@ def test_report_13_sorted_keys_change_nothing(tmp_path: Path):
 
 
 def test_report_14_a_limit_through_a_tie_takes_any_choice(world: World):
-    fields = {"preprocess_sql": ["CREATE TABLE t AS SELECT 'a' AS name, 5 AS score UNION ALL SELECT 'b', 5"], "sol_sql": ["SELECT name FROM t ORDER BY score DESC LIMIT 1"]}
-    assert verdict(world, "SELECT 'a'", **fields).reward == 1.0 and verdict(world, "SELECT 'b'", **fields).reward == 1.0 and verdict(world, "SELECT 'c'", **fields).reward == 0.0
+    fields = {
+        "preprocess_sql": ["CREATE TABLE t AS SELECT 'a' AS name, 5 AS score UNION ALL SELECT 'b', 5"],
+        "sol_sql": ["SELECT name FROM t ORDER BY score DESC LIMIT 1"],
+    }
+    assert (
+        verdict(world, "SELECT 'a'", **fields).reward == 1.0
+        and verdict(world, "SELECT 'b'", **fields).reward == 1.0
+        and verdict(world, "SELECT 'c'", **fields).reward == 0.0
+    )
 
 
 def test_report_15_rows_in_any_order_are_right_and_scrambled_rows_are_not():
@@ -148,8 +154,14 @@ def test_report_18_answers_are_graded_from_any_thread(world: World):
     assert set(found) == {"correct"}
 
 
-@pytest.mark.parametrize(("sql", "outcome"), [(ENDLESS, "too_big"), (ENDLESS.replace("SELECT x FROM", "SELECT max(x) FROM"), "timeout"),
-                                              ("WITH RECURSIVE d(x) AS (SELECT '2025-01-01' UNION ALL SELECT date(x) FROM d) SELECT count(*) FROM d", "timeout")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sql", "outcome"),
+    [
+        (ENDLESS, "too_big"),
+        (ENDLESS.replace("SELECT x FROM", "SELECT max(x) FROM"), "timeout"),
+        ("WITH RECURSIVE d(x) AS (SELECT '2025-01-01' UNION ALL SELECT date(x) FROM d) SELECT count(*) FROM d", "timeout"),
+    ],
+)
 def test_report_19_a_runaway_recursion_ends(world: World, sql: str, outcome: str):
     assert verdict(world, sql).outcome == outcome
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from grading_support import verdict
+
 from savepoint.envs.sql.world import World
 
 GOLD = ["UPDATE people SET age = 1 WHERE city = 'Rome'"]
@@ -31,7 +31,12 @@ def test_a_state_check_sees_what_was_committed_and_nothing_else(world: World):
     one = {"type": "state", "query": n, "expect": [[1]], "before": []}
     gold = {"sol_sql": ["INSERT INTO notes VALUES (1, 'x')"]}
     assert checked(world, "INSERT INTO notes VALUES (1, 'x')", one, **gold).outcome == "correct"
-    for sql in ("BEGIN; INSERT INTO notes VALUES (1, 'x')", "SAVEPOINT s; INSERT INTO notes VALUES (1, 'x')", "CREATE TEMP TABLE notes AS SELECT 1", "SELECT 1"):
+    for sql in (
+        "BEGIN; INSERT INTO notes VALUES (1, 'x')",
+        "SAVEPOINT s; INSERT INTO notes VALUES (1, 'x')",
+        "CREATE TEMP TABLE notes AS SELECT 1",
+        "SELECT 1",
+    ):
         assert checked(world, sql, one, **gold).outcome == "wrong_state", sql
 
 
@@ -54,10 +59,15 @@ def test_a_before_statement_that_fails_fails_its_check(world: World):
     assert found.outcome == "wrong_state" and "nowhere" in found.detail
 
 
-@pytest.mark.parametrize(("error", "sql", "outcome"), [
-    (True, "ALTER TABLE people ADD COLUMN x INTEGER NOT NULL DEFAULT 1", "correct"), (True, "ALTER TABLE people ADD COLUMN x INTEGER", "wrong_state"),
-    (False, "ALTER TABLE people ADD COLUMN x INTEGER", "correct"), (False, "ALTER TABLE people ADD COLUMN x INTEGER NOT NULL DEFAULT 1", "wrong_state"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "sql", "outcome"),
+    [
+        (True, "ALTER TABLE people ADD COLUMN x INTEGER NOT NULL DEFAULT 1", "correct"),
+        (True, "ALTER TABLE people ADD COLUMN x INTEGER", "wrong_state"),
+        (False, "ALTER TABLE people ADD COLUMN x INTEGER", "correct"),
+        (False, "ALTER TABLE people ADD COLUMN x INTEGER NOT NULL DEFAULT 1", "wrong_state"),
+    ],
+)
 def test_raises_asks_for_an_error_or_for_none(world: World, error: bool, sql: str, outcome: str):
     check = {"type": "raises", "query": "UPDATE people SET x = NULL", "error": error}
     assert checked(world, sql, check, sol_sql=["ALTER TABLE people ADD COLUMN x INTEGER DEFAULT 2"]).outcome == outcome
@@ -79,11 +89,15 @@ def test_a_statement_that_runs_out_of_time_is_not_the_error_that_was_asked_for(w
         ({"type": "columns", "names": ["a", "b"]}, "SELECT 1 AS a, 2 AS b; CREATE INDEX i ON people(age)", "correct"),
         ({"type": "columns", "names": ["a", "b"]}, "SELECT 2 AS b, 1 AS a", "wrong_form"),
         ({"type": "columns", "names": ["a"]}, "CREATE INDEX i ON people(age)", "wrong_form"),
-        ({"type": "plan", "must": ["SEARCH people"], "must_not": [], "query": None}, "CREATE INDEX i ON people(age); SELECT * FROM people WHERE age = 3; ANALYZE", "correct"),
+        (
+            {"type": "plan", "must": ["SEARCH people"], "must_not": [], "query": None},
+            "CREATE INDEX i ON people(age); SELECT * FROM people WHERE age = 3; ANALYZE",
+            "correct",
+        ),
         ({"type": "plan", "must": ["SEARCH people"], "must_not": [], "query": None}, "SELECT * FROM people WHERE age = 3", "wrong_form"),
         ({"type": "plan", "must": [], "must_not": ["SCAN"], "query": "SELECT * FROM people WHERE age = 3"}, "SELECT 1", "wrong_form"),
     ],
-)  # fmt: skip
+)
 def test_the_form_of_an_answer(world: World, check: dict[str, Any], sql: str, outcome: str):
     assert checked(world, sql, check, sol_sql=["SELECT 1"]).outcome == outcome
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from grading_support import verdict
+
 from savepoint.envs.sql.world import World
 
 SELECT = {"sol_sql": ["SELECT city FROM people WHERE age > 40"]}
@@ -17,12 +17,19 @@ RIGHT = "SELECT city FROM people WHERE age > 40"
 @pytest.mark.parametrize(
     "sql",
     [
-        "DROP TABLE notes", "DELETE FROM people WHERE id = 60", "UPDATE people SET height = height + 1 WHERE id = 1", "ALTER TABLE notes RENAME TO remarks",
-        "ALTER TABLE notes ADD COLUMN x", "INSERT INTO notes VALUES (1, 'x')", "DROP VIEW tall", "DROP TRIGGER guard",
-        "DROP VIEW tall; CREATE VIEW tall AS SELECT 1", "DROP TABLE notes; CREATE TABLE notes (person INTEGER, text TEXT, more)",
+        "DROP TABLE notes",
+        "DELETE FROM people WHERE id = 60",
+        "UPDATE people SET height = height + 1 WHERE id = 1",
+        "ALTER TABLE notes RENAME TO remarks",
+        "ALTER TABLE notes ADD COLUMN x",
+        "INSERT INTO notes VALUES (1, 'x')",
+        "DROP VIEW tall",
+        "DROP TRIGGER guard",
+        "DROP VIEW tall; CREATE VIEW tall AS SELECT 1",
+        "DROP TABLE notes; CREATE TABLE notes (person INTEGER, text TEXT, more)",
         "ALTER TABLE people ADD COLUMN bad AS (json(name))",
     ],
-)  # fmt: skip
+)
 def test_touching_what_the_gold_leaves_alone_is_a_wrong_state(world: World, sql: str):
     setup = ["CREATE VIEW tall AS SELECT * FROM people WHERE height > 1.8; CREATE TRIGGER guard BEFORE DELETE ON notes BEGIN SELECT 1; END"]
     assert verdict(world, [sql, RIGHT], preprocess_sql=setup, **SELECT).outcome == "wrong_state"
@@ -31,11 +38,18 @@ def test_touching_what_the_gold_leaves_alone_is_a_wrong_state(world: World, sql:
 @pytest.mark.parametrize(
     "sql",
     [
-        "CREATE TABLE mine AS SELECT * FROM people", "CREATE INDEX i ON people(city)", "ANALYZE", "VACUUM", "CREATE VIEW v AS SELECT 1",
-        "UPDATE people SET age = age", "DELETE FROM people WHERE id = 1; INSERT INTO people SELECT * FROM kept", "CREATE TEMP TABLE people AS SELECT 1",
-        "BEGIN; DELETE FROM people; ROLLBACK", "CREATE TRIGGER t BEFORE DELETE ON notes BEGIN SELECT 1; END",
+        "CREATE TABLE mine AS SELECT * FROM people",
+        "CREATE INDEX i ON people(city)",
+        "ANALYZE",
+        "VACUUM",
+        "CREATE VIEW v AS SELECT 1",
+        "UPDATE people SET age = age",
+        "DELETE FROM people WHERE id = 1; INSERT INTO people SELECT * FROM kept",
+        "CREATE TEMP TABLE people AS SELECT 1",
+        "BEGIN; DELETE FROM people; ROLLBACK",
+        "CREATE TRIGGER t BEFORE DELETE ON notes BEGIN SELECT 1; END",
     ],
-)  # fmt: skip
+)
 def test_new_objects_indexes_and_what_ends_as_it_was_are_free(world: World, sql: str):
     setup = ["CREATE TABLE kept AS SELECT * FROM people WHERE id = 1"]
     right = "SELECT city FROM main.people WHERE age > 40"
@@ -47,11 +61,14 @@ def test_new_objects_indexes_and_what_ends_as_it_was_are_free(world: World, sql:
     [
         ("UPDATE people SET age = 30 WHERE city = 'Rome'", "correct"),
         ("UPDATE people SET age = 30", "correct"),  # only the changed column: the checks of the instance have to see this
-        ("DELETE FROM people", "wrong_state"), ("UPDATE people SET age = 30, name = 'x'", "wrong_state"), ("UPDATE people SET name = name || '!'", "wrong_state"),
-        ("DELETE FROM people; ALTER TABLE people DROP COLUMN height", "wrong_state"), ("ALTER TABLE people DROP COLUMN height", "wrong_state"),
+        ("DELETE FROM people", "wrong_state"),
+        ("UPDATE people SET age = 30, name = 'x'", "wrong_state"),
+        ("UPDATE people SET name = name || '!'", "wrong_state"),
+        ("DELETE FROM people; ALTER TABLE people DROP COLUMN height", "wrong_state"),
+        ("ALTER TABLE people DROP COLUMN height", "wrong_state"),
         ("UPDATE people SET height = (SELECT height FROM people b WHERE b.id = 61 - people.id)", "wrong_state"),  # columns as they were, rows not
     ],
-)  # fmt: skip
+)
 def test_of_a_table_that_the_gold_changes_the_other_columns_stay_together_as_rows(world: World, sql: str, outcome: str):
     assert verdict(world, sql, **UPDATE).outcome == outcome
 
@@ -63,7 +80,10 @@ def test_a_table_that_the_gold_drops_or_renames_is_free(world: World):
 
 def test_a_gold_without_rows_and_tests_is_compared_by_the_tables_that_it_leaves(world: World):
     fields = {"sol_sql": ["CREATE TABLE romans AS SELECT name FROM people WHERE city = 'Rome'"]}
-    assert verdict(world, "CREATE TABLE ROMANS(name); INSERT INTO romans SELECT name FROM people WHERE city LIKE 'rome' ORDER BY id DESC", **fields).outcome == "correct"
+    assert (
+        verdict(world, "CREATE TABLE ROMANS(name); INSERT INTO romans SELECT name FROM people WHERE city LIKE 'rome' ORDER BY id DESC", **fields).outcome
+        == "correct"
+    )
     assert verdict(world, "CREATE TABLE romans(name)", **fields).outcome == "wrong_state"
     assert verdict(world, "SELECT 1", **fields).outcome == "wrong_state"
     view = {"sol_sql": ["CREATE VIEW v AS SELECT name FROM people"]}

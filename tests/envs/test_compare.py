@@ -93,10 +93,16 @@ GROUPS = (Group(((1,), (2,)), 2), Group(((3,), (4,), (5,)), 1))
 @pytest.mark.parametrize(
     ("rows", "ordered", "same"),
     [
-        ([(1,), (2,), (3,)], True, True), ([(2,), (1,), (5,)], True, True), ([(5,), (1,), (2,)], True, False), ([(5,), (1,), (2,)], False, True),
-        ([(1,), (3,), (4,)], False, False), ([(1,), (2,)], False, False), ([(1,), (2,), (6,)], False, False), ([(1,), (1,), (3,)], True, False),
+        ([(1,), (2,), (3,)], True, True),
+        ([(2,), (1,), (5,)], True, True),
+        ([(5,), (1,), (2,)], True, False),
+        ([(5,), (1,), (2,)], False, True),
+        ([(1,), (3,), (4,)], False, False),
+        ([(1,), (2,)], False, False),
+        ([(1,), (2,), (6,)], False, False),
+        ([(1,), (1,), (3,)], True, False),
     ],
-)  # fmt: skip
+)
 def test_rows_of_a_group_come_in_any_order_and_a_cut_group_gives_any_of_its_rows(rows, ordered, same):
     assert (group_difference(rows, GROUPS, Rules(ordered)) is None) is same
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from grading_support import FEW, generation, verdict
+
 from savepoint.envs.sql.grade import Grader, SelfTestFailed
 from savepoint.envs.sql.tasks import read_tasks
 from savepoint.envs.sql.world import World
@@ -76,20 +76,32 @@ def test_the_last_statement_with_columns_answers_even_with_no_rows(world: World)
 @pytest.mark.parametrize(
     ("sql", "outcome"),
     [
-        ("", "no_answer"), (" ; -- nothing\n/* at all */;", "no_answer"), ("```sql\nSELECT 1\n```", "sql_error"), ("SELECT 1; that is all", "sql_error"),
-        ("SELECT 1\0", "sql_error"), ("SELECT '\ud800'", "sql_error"), ("SELECT zeroblob(20000000)", "too_big"),
+        ("", "no_answer"),
+        (" ; -- nothing\n/* at all */;", "no_answer"),
+        ("```sql\nSELECT 1\n```", "sql_error"),
+        ("SELECT 1; that is all", "sql_error"),
+        ("SELECT 1\0", "sql_error"),
+        ("SELECT '\ud800'", "sql_error"),
+        ("SELECT zeroblob(20000000)", "too_big"),
         ("WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c", "too_big"),
         ("WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT sum(x) FROM c", "timeout"),
-        ("ATTACH 'x.db' AS x", "denied"), ("VACUUM INTO 'x.db'", "denied"), ("SELECT load_extension('x')", "denied"), ("PRAGMA journal_mode = off", "denied"),
-        ("PRAGMA hard_heap_limit = 1", "denied"), ("PRAGMA temp_store_directory = '/tmp'", "denied"), ("PRAGMA writable_schema = 1", "denied"),
+        ("ATTACH 'x.db' AS x", "denied"),
+        ("VACUUM INTO 'x.db'", "denied"),
+        ("SELECT load_extension('x')", "denied"),
+        ("PRAGMA journal_mode = off", "denied"),
+        ("PRAGMA hard_heap_limit = 1", "denied"),
+        ("PRAGMA temp_store_directory = '/tmp'", "denied"),
+        ("PRAGMA writable_schema = 1", "denied"),
         ("SELECT nobody FROM people; DROP TABLE people", "sql_error"),
     ],
-)  # fmt: skip
+)
 def test_each_way_to_fail_has_its_code(world: World, sql: str, outcome: str):
     assert verdict(world, sql).outcome == outcome
 
 
-@pytest.mark.parametrize("sql", ["VACUUM", "ANALYZE", "BEGIN; UPDATE people SET age = age; COMMIT", "SELECT REPLACE('a', 'a', 'b')", "PRAGMA foreign_keys = 1", "REINDEX"])
+@pytest.mark.parametrize(
+    "sql", ["VACUUM", "ANALYZE", "BEGIN; UPDATE people SET age = age; COMMIT", "SELECT REPLACE('a', 'a', 'b')", "PRAGMA foreign_keys = 1", "REINDEX"]
+)
 def test_what_is_harmless_is_allowed_in_debugging(world: World, sql: str):
     assert verdict(world, [sql, "SELECT city FROM people WHERE age > 40"]).outcome == "correct"
 
@@ -97,17 +109,32 @@ def test_what_is_harmless_is_allowed_in_debugging(world: World, sql: str):
 @pytest.mark.parametrize(
     "sql",
     [
-        "DELETE FROM people RETURNING city", "WITH x AS (SELECT 1) UPDATE people SET age = 1", "CREATE TEMP TABLE t(a)", "CREATE TEMP VIEW people AS SELECT 1 AS city",
-        "SELECT * FROM pragma_optimize(0x10002)", "PRAGMA user_version(9)", "PRAGMA user_version = 9", "VACUUM", "ANALYZE", "ATTACH '' AS x", "REPLACE INTO notes VALUES (1, 2)",
+        "DELETE FROM people RETURNING city",
+        "WITH x AS (SELECT 1) UPDATE people SET age = 1",
+        "CREATE TEMP TABLE t(a)",
+        "CREATE TEMP VIEW people AS SELECT 1 AS city",
+        "SELECT * FROM pragma_optimize(0x10002)",
+        "PRAGMA user_version(9)",
+        "PRAGMA user_version = 9",
+        "VACUUM",
+        "ANALYZE",
+        "ATTACH '' AS x",
+        "REPLACE INTO notes VALUES (1, 2)",
     ],
-)  # fmt: skip
+)
 def test_generation_denies_the_whole_answer_for_one_statement_that_writes(world: World, sql: str):
     task = generation()
     assert Grader(world.backend, FEW).grade(world.image(task), task, [sql, "SELECT city FROM people"]).outcome == "denied"
 
 
-@pytest.mark.parametrize("sql", ["SELECT city FROM people WHERE 'DELETE' <> REPLACE('x', 'x', 'created_at')", "PRAGMA table_info(people); SELECT city FROM people",
-                                 "SELECT name FROM sqlite_master; SELECT city FROM people"])  # fmt: skip
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT city FROM people WHERE 'DELETE' <> REPLACE('x', 'x', 'created_at')",
+        "PRAGMA table_info(people); SELECT city FROM people",
+        "SELECT name FROM sqlite_master; SELECT city FROM people",
+    ],
+)
 def test_generation_judges_statements_not_words(world: World, sql: str):
     task = generation()
     assert Grader(world.backend, FEW).grade(world.image(task), task, [sql]).outcome == "correct"
@@ -116,13 +143,18 @@ def test_generation_judges_statements_not_words(world: World, sql: str):
 @pytest.mark.parametrize(
     ("changes", "outcome"),
     [
-        ({"sol_sql": []}, "invalid_instance"), ({"sol_sql": ["SELECT nobody FROM people"]}, "invalid_instance"), ({"sol_sql": ["SELECT 1 WHERE 0"]}, "invalid_instance"),
-        ({"sol_sql": ["SELECT random()"]}, "invalid_instance"), ({"sol_sql": ["SELECT id FROM people ORDER BY random() LIMIT 3"]}, "invalid_instance"),
+        ({"sol_sql": []}, "invalid_instance"),
+        ({"sol_sql": ["SELECT nobody FROM people"]}, "invalid_instance"),
+        ({"sol_sql": ["SELECT 1 WHERE 0"]}, "invalid_instance"),
+        ({"sol_sql": ["SELECT random()"]}, "invalid_instance"),
+        ({"sol_sql": ["SELECT id FROM people ORDER BY random() LIMIT 3"]}, "invalid_instance"),
         ({"sol_sql": ["WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) SELECT max(x) FROM c"]}, "gold_timeout"),
-        ({"sol_sql": ["SELECT zeroblob(20000000)"]}, "invalid_instance"), ({"dialect": "PostgreSQL"}, "invalid_instance"),
-        ({"checks": [{"type": "poetry"}]}, "invalid_instance"), ({"checks": [{"type": "state", "query": 7, "expect": []}]}, "invalid_instance"),
+        ({"sol_sql": ["SELECT zeroblob(20000000)"]}, "invalid_instance"),
+        ({"dialect": "PostgreSQL"}, "invalid_instance"),
+        ({"checks": [{"type": "poetry"}]}, "invalid_instance"),
+        ({"checks": [{"type": "state", "query": 7, "expect": []}]}, "invalid_instance"),
     ],
-)  # fmt: skip
+)
 def test_an_instance_that_proves_nothing_is_never_scored(world: World, changes: dict[str, object], outcome: str):
     found = verdict(world, "SELECT 1", **changes)
     assert (found.outcome, found.reward) == (outcome, None)

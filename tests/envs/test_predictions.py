@@ -62,7 +62,7 @@ def test_tasks_without_a_line_are_missing_and_ids_without_a_task_are_refused(tmp
         ('{"instance_id": "a"}\n{oops', r":2: not valid JSON"),
         ("[7]", r"item 1: a prediction must be a JSON object"),
     ],
-)  # fmt: skip
+)
 def test_a_fault_is_one_line_with_the_place(tmp_path, text, message):
     with pytest.raises(UserError, match=message):
         read(tmp_path, text)

@@ -19,12 +19,15 @@ def test_bird_ex_compares_sets_by_python_equality():
 @pytest.mark.parametrize(
     ("prediction", "gold", "value"),
     [
-        ([], [], 1.0), ([(1,)], [], 0.0), ([(1, 2)], [(1, 2)], 1.0),
+        ([], [], 1.0),
+        ([(1,)], [], 0.0),
+        ([(1, 2)], [(1, 2)], 1.0),
         ([(1,), (2,), (3,)], [(3,), (1,), (2,)], 0.0),  # row i against row i, so another order scores nothing
         ([(1, 1, 1)], [(1, 2, 3)], 2 * 1 * (1 / (1 + 2 / 3)) / (1 + 1 / (1 + 2 / 3))),
-        ([(1, 2), (9, 9)], [(1, 2)], 2 * 0.5 / 1.5), ([(1, 2), (1, 2)], [(1, 2)], 1.0),
+        ([(1, 2), (9, 9)], [(1, 2)], 2 * 0.5 / 1.5),
+        ([(1, 2), (1, 2)], [(1, 2)], 1.0),
     ],
-)  # fmt: skip
+)
 def test_soft_f1_goes_row_by_row_over_shares_of_cells(prediction, gold, value):
     assert soft_f1(prediction, gold) == pytest.approx(value)
 
@@ -47,7 +50,7 @@ def test_the_efficiency_score_drops_outliers_beyond_three_sigma():
         ("DELETE FROM people", {"bird_ex": 0, "critic_soft_ex": 0}),
         ("SELECT 'x' WHERE 0", {"bird_ex": 0, "critic_soft_ex": 0, "soft_f1": 0}),
     ],
-)  # fmt: skip
+)
 def test_metrics_of_a_graded_answer(world: World, sql: str, values: dict[str, float]):
     grader, task = Grader(world.backend), debugging()
     image = world.image(task)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from grading_support import FEW, generation, verdict
+
 from savepoint.envs.sql import python_tests
 from savepoint.envs.sql.compare import difference
 from savepoint.envs.sql.env import Budget, SqlEnv
@@ -97,7 +97,7 @@ def test_f8_small_numbers_differ_and_each_instance_sets_its_precision():
 
 def test_f9_efficiency_is_measured_and_its_helper_is_there(world: World):
     slow, quick = "SELECT count(*) FROM people a JOIN people b ON a.id = b.id + 0", "SELECT count(*) FROM people"
-    body = "def test_case(pred_sqls, sol_sqls, db_path, conn):\n    assert performance_compare_by_qep([{!r}], pred_sqls, db_path, conn) == 1\n".format(slow)
+    body = f"def test_case(pred_sqls, sol_sqls, db_path, conn):\n    assert performance_compare_by_qep([{slow!r}], pred_sqls, db_path, conn) == 1\n"
     fields = {"sol_sql": [quick], "test_cases": [body]}
     assert verdict(world, quick, **fields).reward == 1.0 and verdict(world, slow, **fields).reward == 0.0
     assert verdict(world, ["BEGIN", quick, "ROLLBACK"], sol_sql=[quick]).reward == 1.0
@@ -125,7 +125,11 @@ def test_f12_training_and_evaluation_pay_the_same_all_or_nothing(world: World):
 
 @pytest.mark.parametrize("joined", [True, False])
 def test_f13_statements_without_semicolons_literals_and_triggers_stay_whole(world: World, joined: bool):
-    statements = ["CREATE TRIGGER g AFTER INSERT ON notes BEGIN UPDATE notes SET text = 'a;b'; SELECT 1; END", "INSERT INTO notes VALUES (1, 'x')", "SELECT text FROM notes"]
+    statements = [
+        "CREATE TRIGGER g AFTER INSERT ON notes BEGIN UPDATE notes SET text = 'a;b'; SELECT 1; END",
+        "INSERT INTO notes VALUES (1, 'x')",
+        "SELECT text FROM notes",
+    ]
     sql = [";\n".join(statements)] if joined else statements
     assert verdict(world, sql, sol_sql=statements).reward == 1.0
 
@@ -208,7 +212,12 @@ def test_f25_our_failures_have_no_reward(world: World):
 
 
 def test_f26_rows_bytes_values_and_files_are_bounded(world: World):
-    for sql, outcome in (("SELECT zeroblob(200000000)", "too_big"), (RUNAWAY.replace("sum(x)", "x"), "too_big"), ("ATTACH '/tmp/x' AS x", "denied"), ("VACUUM INTO '/tmp/x'", "denied")):
+    for sql, outcome in (
+        ("SELECT zeroblob(200000000)", "too_big"),
+        (RUNAWAY.replace("sum(x)", "x"), "too_big"),
+        ("ATTACH '/tmp/x' AS x", "denied"),
+        ("VACUUM INTO '/tmp/x'", "denied"),
+    ):
         assert verdict(world, sql).outcome == outcome
 
 

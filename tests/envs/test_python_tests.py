@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from grading_support import FEW
+
 from savepoint.envs.sql.grade import Grader
 from savepoint.envs.sql.verdict import Verdict
 from savepoint.envs.sql.world import World
@@ -45,13 +45,18 @@ def test_the_published_default_test_pays_for_the_gold_and_not_for_others(world: 
 
 
 def test_each_test_has_a_database_of_its_own_on_which_the_prediction_ran_once(world: World, grader: Grader):
-    count = "    n = conn.execute('SELECT count(*) FROM notes').fetchone()[0]\n    conn.execute(\"INSERT INTO notes VALUES (9, 'test')\")\n    assert n == 1, n\n"
+    count = (
+        "    n = conn.execute('SELECT count(*) FROM notes').fetchone()[0]\n    conn.execute(\"INSERT INTO notes VALUES (9, 'test')\")\n    assert n == 1, n\n"
+    )
     insert = "INSERT INTO notes VALUES (1, 'once')"
     assert run(world, grader, count, count, sql=insert, sol_sql=[insert]).outcome == "correct"
 
 
 def test_statements_come_one_a_string_and_rows_of_the_single_run_are_there(world: World, grader: Grader):
-    body = "    assert pred_sqls == ['SELECT 1;', 'SELECT 2, NULL'] and sol_sqls == ['SELECT 3;', 'SELECT 4'], pred_sqls\n    assert pred_query_result == [(2, None)]\n"
+    body = (
+        "    assert pred_sqls == ['SELECT 1;', 'SELECT 2, NULL'] and sol_sqls == ['SELECT 3;', 'SELECT 4'], pred_sqls\n"
+        "    assert pred_query_result == [(2, None)]\n"
+    )
     assert run(world, grader, body, sql="SELECT 1; SELECT 2, NULL", sol_sql=["SELECT 3; SELECT 4"]).outcome == "correct"
 
 
@@ -80,8 +85,14 @@ def test_conditions_are_passed_to_a_signature_that_has_them_and_to_no_other(worl
 
 
 def test_ordinary_computing_is_allowed(world: World, grader: Grader):
-    body = "    import re, json, math, sqlite3\n    from decimal import Decimal\n    from collections import Counter\n    assert sqlite3.connect(db_path).execute('SELECT 1')\n"
-    assert run(world, grader, body, "    assert date(2025, 1, 1) and datetime.datetime(2025, 1, 1) and preprocess_results([(1.005, date(2025, 1, 2))])\n").outcome == "correct"
+    body = (
+        "    import re, json, math, sqlite3\n    from decimal import Decimal\n    from collections import Counter\n"
+        "    assert sqlite3.connect(db_path).execute('SELECT 1')\n"
+    )
+    assert (
+        run(world, grader, body, "    assert date(2025, 1, 1) and datetime.datetime(2025, 1, 1) and preprocess_results([(1.005, date(2025, 1, 2))])\n").outcome
+        == "correct"
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +114,7 @@ def test_ordinary_computing_is_allowed(world: World, grader: Grader):
         ("def other(): pass\n", "test_failed", "defines no test_case"),
         ("def test_case(: pass\n", "test_failed", "SyntaxError"),
     ],
-)  # fmt: skip
+)
 def test_what_a_test_may_not_do_fails_it_with_a_reason(world: World, grader: Grader, body: str, outcome: str, words: str):
     found = run(world, grader, body)
     assert found.outcome == outcome and words in found.detail
@@ -125,7 +136,14 @@ def test_a_test_may_write_in_its_own_folder_which_is_gone_afterwards(world: Worl
 
 @pytest.mark.parametrize(
     "attempt",
-    ["os['system']('touch {mark}')", "os['open']('{mark}', 65)", "os['fork']()", "os['sys'].modules['socket'].socket()", "os['kill'](1, 9)", "os['rename'](db_path, '{mark}')"],
+    [
+        "os['system']('touch {mark}')",
+        "os['open']('{mark}', 65)",
+        "os['fork']()",
+        "os['sys'].modules['socket'].socket()",
+        "os['kill'](1, 9)",
+        "os['rename'](db_path, '{mark}')",
+    ],
 )
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's part of the sandbox needs Linux")
 def test_round_the_list_of_imports_the_kernel_still_refuses(world: World, grader: Grader, tmp_path: Path, attempt: str):

@@ -33,11 +33,11 @@ def takes(sql: str) -> list[tuple[int, int]] | None:
         ("SELECT score, count(*) FROM t GROUP BY score ORDER BY count(*) DESC LIMIT 1, 1", [(2, 1)]),
         ("SELECT score FROM t UNION ALL SELECT 2.0 ORDER BY score DESC LIMIT 2", [(4, 2)]),
         ("SELECT id FROM t LIMIT 2 -- any two", [(5, 2)]),
-        ("SELECT id FROM t ORDER BY score DESC, \"k\" NULLS LAST LIMIT (SELECT 2);", [(1, 1), (1, 1)]),
+        ('SELECT id FROM t ORDER BY score DESC, "k" NULLS LAST LIMIT (SELECT 2);', [(1, 1), (1, 1)]),
         ("WITH x AS (SELECT * FROM t ORDER BY id LIMIT 4) SELECT x.id FROM x ORDER BY x.score IS DISTINCT FROM 2 LIMIT 2", [(3, 2)]),
         ("SELECT id, row_number() OVER (ORDER BY score) AS n FROM t ORDER BY n LIMIT 2", [(1, 1), (1, 1)]),
     ],
-)  # fmt: skip
+)
 def test_groups_are_those_of_equal_keys_and_the_limit_cuts_them_where_it_does(sql, expected):
     assert takes(sql) == expected
 

@@ -22,9 +22,16 @@ from tests_support import debugging
 
 RIGHT = "SELECT city FROM people WHERE age > 40"
 ANSWERS: dict[str, Any] = {
-    "right": [RIGHT], "twice": [RIGHT + " UNION ALL SELECT 'Rome'"], "broken": ["SELEC"], "blank": [" ; "], "null": None, "drops": ["DROP TABLE people"],
-    "outside": ["ATTACH 'x' AS x"], "bytes": ["SELECT x'ff00', CAST(x'ff' AS TEXT)"], "slow": ["WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) SELECT max(x) FROM c"],
-}  # fmt: skip
+    "right": [RIGHT],
+    "twice": [RIGHT + " UNION ALL SELECT 'Rome'"],
+    "broken": ["SELEC"],
+    "blank": [" ; "],
+    "null": None,
+    "drops": ["DROP TABLE people"],
+    "outside": ["ATTACH 'x' AS x"],
+    "bytes": ["SELECT x'ff00', CAST(x'ff' AS TEXT)"],
+    "slow": ["WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) SELECT max(x) FROM c"],
+}
 CODES = ["correct", "wrong_result", "sql_error", "no_answer", "no_answer", "wrong_state", "denied", "wrong_result", "timeout", "no_answer", "invalid_instance"]
 
 
@@ -37,9 +44,21 @@ def files(people: Path, tmp_path: Path) -> dict[str, Any]:
     lines = [json.dumps({"instance_id": name, "pred_sqls": sql}) for name, sql in {**ANSWERS, "emptygold": ["SELECT 1"]}.items()]
     (tmp_path / "answers.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return {
-        "folder": tmp_path, "lines": lines, "options": GradingOptions((people,), tmp_path / "store", Limits(deadline_s=1.0)),
-        "argv": ["score", str(tmp_path / "tasks.jsonl"), str(tmp_path / "answers.jsonl"), "--databases", str(people), "--store", str(tmp_path / "store"), "--timeout", "1"],
-    }  # fmt: skip
+        "folder": tmp_path,
+        "lines": lines,
+        "options": GradingOptions((people,), tmp_path / "store", Limits(deadline_s=1.0)),
+        "argv": [
+            "score",
+            str(tmp_path / "tasks.jsonl"),
+            str(tmp_path / "answers.jsonl"),
+            "--databases",
+            str(people),
+            "--store",
+            str(tmp_path / "store"),
+            "--timeout",
+            "1",
+        ],
+    }
 
 
 def run(files: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -55,7 +74,21 @@ def timeless(result: Any) -> Any:
 def test_the_command_prints_the_contract(files, capsys):
     assert main([*files["argv"], "--json", "--metric", "bird_ex", "--metric", "soft_f1"]) == 0
     result = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
-    assert list(result) == ["command", "totals", "success", "by_task", "by_category", "by_difficulty", "metrics", "missing", "unknown", "warnings", "sqlite", "elapsed", "instances"]
+    assert list(result) == [
+        "command",
+        "totals",
+        "success",
+        "by_task",
+        "by_category",
+        "by_difficulty",
+        "metrics",
+        "missing",
+        "unknown",
+        "warnings",
+        "sqlite",
+        "elapsed",
+        "instances",
+    ]
     assert list(result["totals"]) == ["instances", "scored", *OUTCOMES]
     assert [r["outcome"] for r in result["instances"]] == CODES
     assert (result["totals"]["instances"], result["totals"]["scored"], result["missing"], result["unknown"]) == (11, 10, ["absent"], [])
@@ -104,7 +137,13 @@ def test_a_stopped_scoring_goes_on_and_other_answers_are_graded_anew(files, monk
     ("change", "message"),
     [
         (lambda f: f["argv"].__setitem__(4, "/nowhere"), "/nowhere: no such folder of databases"),
-        (lambda f: (f["folder"] / "tasks.jsonl").write_text('{"instance_id": "a", "db_id": "x", "query": "q", "sol_sql": "SELECT 1"}') and f["argv"].append("--ignore-unknown"), "no database 'x': looked for"),
+        (
+            lambda f: (
+                (f["folder"] / "tasks.jsonl").write_text('{"instance_id": "a", "db_id": "x", "query": "q", "sol_sql": "SELECT 1"}')
+                and f["argv"].append("--ignore-unknown")
+            ),
+            "no database 'x': looked for",
+        ),
         (lambda f: (f["folder"] / "tasks.jsonl").write_text("{oops"), "tasks.jsonl:1: not valid JSON"),
         (lambda f: (f["folder"] / "answers.jsonl").write_text('{"instance_id": "stranger", "sql": "x"}'), "answers.jsonl:1: no task has the id 'stranger'"),
         (lambda f: f["argv"].extend(["--metric", "beauty"]), "--metric beauty: must be one of"),
@@ -112,7 +151,7 @@ def test_a_stopped_scoring_goes_on_and_other_answers_are_graded_anew(files, monk
         (lambda f: f["argv"].extend(["--timeout", "0"]), "must be more than 0"),
         (lambda f: f["argv"].append("--resume"), "--resume needs --out"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line_and_status_two_and_nothing_is_graded(files, capsys, change, message):
     change(files)
     assert main([*files["argv"], "--json"]) == 2
@@ -143,8 +182,18 @@ def test_nothing_scored_has_no_rate():
 
 def test_whatever_stands_in_an_answer_the_reports_show_it_as_text():
     nasty = "<script>alert(1)</script> | `x` \\xff"
-    record = {"instance_id": nasty, "db_id": "d", "task": "debugging", "category": nasty, "difficulty": None, "outcome": "wrong_result", "check": 2, "detail": nasty,
-              "metrics": {"bird_ex": 1.0}, "seconds": 0.1}  # fmt: skip
+    record = {
+        "instance_id": nasty,
+        "db_id": "d",
+        "task": "debugging",
+        "category": nasty,
+        "difficulty": None,
+        "outcome": "wrong_result",
+        "check": 2,
+        "detail": nasty,
+        "metrics": {"bird_ex": 1.0},
+        "seconds": 0.1,
+    }
     result = {**summarise([record], ["bird_ex"]), "missing": [nasty], "unknown": [], "warnings": [nasty], "sqlite": "3", "elapsed": 1.0, "instances": [record]}
     page = html(result, nasty, nasty)
     assert "<script>alert" not in page and page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 5
@@ -164,12 +213,25 @@ def test_a_worker_that_dies_is_replaced_and_an_instance_that_kills_twice_is_ours
     folder = files["folder"]
     items = [ScoreItem(debugging(instance_id=name), (how, str(folder / name))) for name, how in (("a", "once"), ("b", "always"))]
     done: list[int] = []
-    records = run_all(die, items, files["options"], workers=2, lost=lambda item, why: {"outcome": Verdict("infra", why).outcome}, each=lambda i, r: done.append(i))
+    records = run_all(
+        die, items, files["options"], workers=2, lost=lambda item, why: {"outcome": Verdict("infra", why).outcome}, each=lambda i, r: done.append(i)
+    )
     assert [r["outcome"] for r in records] == ["correct", "infra"] and sorted(done) == [0, 1]
 
 
 def test_an_instance_that_could_not_be_graded_makes_the_status_one(files, monkeypatch, capsys):
-    record = {"instance_id": "a", "db_id": "people", "task": "debugging", "category": None, "difficulty": None, "outcome": "infra", "check": None, "detail": "", "metrics": {}, "seconds": 0}
+    record = {
+        "instance_id": "a",
+        "db_id": "people",
+        "task": "debugging",
+        "category": None,
+        "difficulty": None,
+        "outcome": "infra",
+        "check": None,
+        "detail": "",
+        "metrics": {},
+        "seconds": 0,
+    }
     monkeypatch.setattr("savepoint.evals.score.run_all", lambda work, items, *a, **o: [record for _ in items])
     assert main([*files["argv"], "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["success"]["rate"] is None

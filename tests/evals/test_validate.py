@@ -42,15 +42,24 @@ FAILS = "def test_case(pred_sqls, sol_sqls, db_path, conn):\n    assert 0\n"
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"sol_sql": []}, "no_gold"), ({"sol_sql": [" ;-- none"]}, "no_gold"), ({"preprocess_sql": ["INSERT INTO nowhere VALUES (1)"]}, "preprocess_error"),
-        ({"sol_sql": ["SELECT city, FROM people"]}, "gold_error"), ({"sol_sql": [SLOW]}, "gold_timeout"), ({"sol_sql": ["SELECT zeroblob(20000000)"]}, "gold_too_big"),
-        ({"sol_sql": [SLOW.replace("max(x)", "x")]}, "gold_too_big"), ({"sol_sql": ["SELECT 1 WHERE 0"]}, "gold_empty"), ({"sol_sql": ["SELECT random()"]}, "gold_varies"),
-        ({"checks": [{"type": "state", "query": "SELECT 1", "expect": [[2]]}]}, "gold_fails"), ({"checks": [{"type": "poetry"}]}, "gold_fails"),
-        ({"issue_sql": ["SELECT city FROM people WHERE age >= 41"]}, "issue_passes"), ({"sol_sql": ["SELECT 1"]}, "probe_passes:noop"),
-        ({"clean_up_sql": ["DROP TABLE nowhere"]}, "cleanup_error"), ({"dialect": "MySQL"}, "dialect"),
+        ({"sol_sql": []}, "no_gold"),
+        ({"sol_sql": [" ;-- none"]}, "no_gold"),
+        ({"preprocess_sql": ["INSERT INTO nowhere VALUES (1)"]}, "preprocess_error"),
+        ({"sol_sql": ["SELECT city, FROM people"]}, "gold_error"),
+        ({"sol_sql": [SLOW]}, "gold_timeout"),
+        ({"sol_sql": ["SELECT zeroblob(20000000)"]}, "gold_too_big"),
+        ({"sol_sql": [SLOW.replace("max(x)", "x")]}, "gold_too_big"),
+        ({"sol_sql": ["SELECT 1 WHERE 0"]}, "gold_empty"),
+        ({"sol_sql": ["SELECT random()"]}, "gold_varies"),
+        ({"checks": [{"type": "state", "query": "SELECT 1", "expect": [[2]]}]}, "gold_fails"),
+        ({"checks": [{"type": "poetry"}]}, "gold_fails"),
+        ({"issue_sql": ["SELECT city FROM people WHERE age >= 41"]}, "issue_passes"),
+        ({"sol_sql": ["SELECT 1"]}, "probe_passes:noop"),
+        ({"clean_up_sql": ["DROP TABLE nowhere"]}, "cleanup_error"),
+        ({"dialect": "MySQL"}, "dialect"),
         ({"checks": [{"type": "result"}], "test_cases": [FAILS]}, "forms_disagree"),
     ],
-)  # fmt: skip
+)
 def test_each_problem_has_its_name(bench: Bench, changes: dict[str, Any], problem: str):
     found = record(bench, **changes)
     assert problem in found["problems"] and not found["valid"] and found["detail"]
@@ -62,12 +71,17 @@ TABLE = ["CREATE TABLE t (name TEXT, score INTEGER, code TEXT); INSERT INTO t VA
 @pytest.mark.parametrize(
     ("gold", "lints"),
     [
-        ("SELECT name FROM t ORDER BY score DESC LIMIT 1", ["tie_at_limit"]), ("SELECT name FROM t WHERE score = 5 ORDER BY score LIMIT 1 OFFSET 1", ["tie_at_limit"]),
-        ("SELECT name FROM t LIMIT 2", ["limit_without_order"]), ("SELECT name, score FROM t ORDER BY score", ["null_first"]),
-        ("SELECT code FROM t ORDER BY code", ["text_numbers"]), ("SELECT name, date('now') FROM t", ["uses_clock"]),
-        ("SELECT group_concat(name) FROM t", ["order_dependent"]), ("SELECT name FROM t ORDER BY name LIMIT 3", []), ("SELECT name FROM t ORDER BY score DESC", []),
+        ("SELECT name FROM t ORDER BY score DESC LIMIT 1", ["tie_at_limit"]),
+        ("SELECT name FROM t WHERE score = 5 ORDER BY score LIMIT 1 OFFSET 1", ["tie_at_limit"]),
+        ("SELECT name FROM t LIMIT 2", ["limit_without_order"]),
+        ("SELECT name, score FROM t ORDER BY score", ["null_first"]),
+        ("SELECT code FROM t ORDER BY code", ["text_numbers"]),
+        ("SELECT name, date('now') FROM t", ["uses_clock"]),
+        ("SELECT group_concat(name) FROM t", ["order_dependent"]),
+        ("SELECT name FROM t ORDER BY name LIMIT 3", []),
+        ("SELECT name FROM t ORDER BY score DESC", []),
     ],
-)  # fmt: skip
+)
 def test_each_lint_points_at_its_habit_and_makes_nothing_invalid(bench: Bench, gold: str, lints: list[str]):
     found = record(bench, preprocess_sql=TABLE, sol_sql=[gold])
     assert (found["lints"], found["problems"]) == (lints, [])
@@ -77,7 +91,18 @@ def test_the_command_prints_the_contract_and_exits_by_validity(people: Path, tmp
     tasks = tmp_path / "tasks.jsonl"
     records = [debugging().record(), debugging(instance_id="p1").record(), {**debugging(instance_id="bad").record(), "sol_sql": []}]
     tasks.write_text("\n".join(map(json.dumps, records)) + "\n", encoding="utf-8")
-    arguments = ["validate", str(tasks), "--databases", str(people), "--store", str(tmp_path / "store"), "--fix-report", str(tmp_path / "fix.json"), "--workers", "2"]
+    arguments = [
+        "validate",
+        str(tasks),
+        "--databases",
+        str(people),
+        "--store",
+        str(tmp_path / "store"),
+        "--fix-report",
+        str(tmp_path / "fix.json"),
+        "--workers",
+        "2",
+    ]
     assert main([*arguments, "--json"]) == 1
     result = json.loads(capsys.readouterr().out)
     assert set(result) == {"command", "totals", "warnings", "sqlite", "elapsed", "instances"}
