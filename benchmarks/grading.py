@@ -2,8 +2,8 @@
 
 The published way, as BIRD-CRITIC's evaluator does it for every answer: start a Python process; copy the database file, run the issue SQL and the
 test, which must fail; copy the file again, run the prediction, then the test, which is `exec`-ed there and runs prediction and gold once more. Ours: a
-grader with its SQL in a worker process, as `savepoint score` uses it. Both on two processes, the same answers, no two texts alike, so that no cache of results could help. Queries are
-short: what is measured is what grading costs beyond the SQL itself.
+grader with its SQL in a worker process, as `savepoint score` uses it. Both on two processes, the same answers, no two texts alike, so that no cache of
+results could help. Queries are short: what is measured is what grading costs beyond the SQL itself.
 
 Writes `benchmarks/results/grading.json`, exits 1 when a row does not hold.
 """

@@ -73,6 +73,13 @@ def test_of_a_table_that_the_gold_changes_the_other_columns_stay_together_as_row
     assert verdict(world, sql, **UPDATE).outcome == outcome
 
 
+def test_a_gold_that_moves_values_between_rows_is_right_itself(world: World):
+    swap = "UPDATE people SET name = (SELECT b.name FROM kept b WHERE b.id = 61 - people.id)"
+    fields = {"preprocess_sql": ["CREATE TABLE kept AS SELECT id, name FROM people"], "sol_sql": [swap], "checks": [WRONG_ROWS]}
+    assert verdict(world, swap, **fields).outcome == "correct"
+    assert verdict(world, [swap, "UPDATE people SET city = 'x' WHERE id = 1"], **fields).outcome == "wrong_state"
+
+
 def test_a_table_that_the_gold_drops_or_renames_is_free(world: World):
     fields = {"sol_sql": ["ALTER TABLE notes RENAME TO remarks"], "checks": [{"type": "state", "query": "SELECT count(*) FROM remarks", "expect": [[0]]}]}
     assert verdict(world, "CREATE TABLE remarks AS SELECT * FROM notes; DROP TABLE notes", **fields).outcome == "correct"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from grading_support import FEW, generation, verdict
 
-from savepoint.envs.sql.grade import Grader, SelfTestFailed
+from savepoint.envs.sql.grade import Grader, SelfTestFailed, Verdict
+from savepoint.envs.sql.run import Run
 from savepoint.envs.sql.tasks import read_tasks
 from savepoint.envs.sql.world import World
 from savepoint.state import StateError
@@ -201,6 +202,16 @@ def test_a_gold_that_failed_for_our_reasons_is_run_again(world: World, monkeypat
     monkeypatch.setattr(world.backend, "lease", lambda *a, **o: (_ for _ in ()).throw(StateError("down")))
     assert grader.grade(image, task, task.sol_sql).outcome == "infra"
     monkeypatch.setattr(world.backend, "lease", lease)
+    assert grader.grade(image, task, task.sol_sql).outcome == "correct"
+
+
+def test_a_gold_whose_run_was_infrastructure_is_not_kept(world: World, monkeypatch):
+    task, grader = debugging(), Grader(world.backend, FEW)
+    image = world.image(task)
+    grader.self_test()
+    with monkeypatch.context() as patched:
+        patched.setattr(type(grader.runner), "run", lambda *a, **o: Run((), Verdict("infra", "worker died")))
+        assert grader.grade(image, task, task.sol_sql).outcome == "infra"
     assert grader.grade(image, task, task.sol_sql).outcome == "correct"
 
 

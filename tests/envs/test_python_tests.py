@@ -69,7 +69,7 @@ def test_helpers_run_prediction_and_gold_on_the_task_image_and_the_rest_on_the_c
         "    assert execute_queries(['SELECT nobody'], db_path, conn) == (None, True, False)\n"
     )
     gold = "CREATE TABLE made(a); INSERT INTO made VALUES (1); SELECT 2"
-    assert run(world, grader, body, sql=gold + " -- mine", sol_sql=[gold]).outcome == "correct"
+    assert run(world, grader, body, sql=gold + " AS mine -- mine", sol_sql=[gold]).outcome == "correct"
 
 
 def test_a_temp_view_of_the_prediction_hides_nothing_from_the_gold(world: World, grader: Grader):
@@ -122,7 +122,7 @@ def test_what_a_test_may_not_do_fails_it_with_a_reason(world: World, grader: Gra
 
 
 def test_megabytes_of_output_go_nowhere(world: World, grader: Grader, capfd):
-    assert run(world, grader, "    for _ in range(50): print('x' * 1_000_000)\n    import traceback; traceback.print_stack()\n").outcome == "correct"
+    assert run(world, grader, "    for _ in range(50): print('x' * 1_000_000)\n    import traceback; print('x' * 1_000_000, file=traceback.sys.stderr)\n").outcome == "correct"
     out, err = capfd.readouterr()
     assert len(out) + len(err) < 1000
 

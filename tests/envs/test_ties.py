@@ -27,6 +27,7 @@ def takes(sql: str) -> list[tuple[int, int]] | None:
         ("SELECT name FROM t ORDER BY score DESC LIMIT 1", [(3, 1)]),
         ("SELECT id FROM t ORDER BY name LIMIT 3", [(2, 2), (1, 1)]),  # a = A under the column's collation
         ("SELECT id FROM t ORDER BY name COLLATE BINARY LIMIT 3", [(1, 1), (1, 1), (1, 1)]),
+        ("SELECT name FROM t ORDER BY name COLLATE BINARY LIMIT 3", [(1, 1), (1, 1), (1, 1)]),
         ("SELECT name, id AS score FROM t ORDER BY score LIMIT 2", [(1, 1), (1, 1)]),  # the alias, not the column
         ("SELECT DISTINCT score FROM t ORDER BY 1", [(1, 1), (1, 1), (1, 1)]),
         ("SELECT * FROM t ORDER BY k * 2, length(name) LIMIT 2 OFFSET 1", [(2, 2)]),

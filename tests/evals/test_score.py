@@ -131,6 +131,8 @@ def test_a_stopped_scoring_goes_on_and_other_answers_are_graded_anew(files, monk
     (files["folder"] / "answers.jsonl").write_text("\n".join(changed), encoding="utf-8")
     third = run(files, out=out, resume=True, each=lambda done, total, record: graded.append(record["instance_id"]))
     assert graded == ["broken"] and third["instances"][2]["outcome"] == "correct"
+    measured = run(files, out=out, resume=True, metrics=("bird_ex",))  # other metrics are another question
+    assert measured["metrics"]["bird_ex"]["n"] == 10
 
 
 @pytest.mark.parametrize(
