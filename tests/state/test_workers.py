@@ -451,6 +451,27 @@ def test_a_base_that_was_touched_is_refused_before_a_lease(tmp_path: Path, shop:
             pool.lease(base, owner="test")
 
 
+def test_a_backfill_larger_than_the_memory_of_all_pages_is_spilled_where_the_quota_allows_it(store: Path, shop: Path):
+    with WorkerBackend(store, workers=1, budget_bytes=4 << 20) as pool:
+        pool.worker_bytes = (512 << 20) + (4 << 20)  # four megabytes for pages
+        with pool.lease(pool.import_base(shop), owner="test", quota=Quota(delta_bytes=200 << 20, temp_bytes=64 << 20)) as session:
+            session.execute("CREATE TABLE big(a)")
+            for _ in range(30):
+                assert session.execute("INSERT INTO big SELECT randomblob(1000) FROM orders LIMIT 1000").status == "ok"
+            assert rows(session, "SELECT count(*), sum(length(a)) FROM big") == ((30_000, 30_000_000),)
+            assert rows(session, "PRAGMA integrity_check") == (("ok",),)
+            assert session.stats().held_bytes > 30_000_000
+
+
+def test_what_neither_memory_nor_spill_file_holds_is_ours_and_not_the_agents(store: Path, shop: Path):
+    with WorkerBackend(store, workers=1, budget_bytes=4 << 20, spill_bytes=1) as pool:
+        pool.worker_bytes = (512 << 20) + (4 << 20)
+        with pool.lease(pool.import_base(shop), owner="test") as session:
+            result = session.execute("CREATE TABLE big AS SELECT randomblob(5000) FROM orders")
+            assert result.status == "infra"
+            assert rows(session, "SELECT count(*) FROM orders") == ((3000,),)
+
+
 # ---------------------------------------------------------------------- nothing is left
 
 

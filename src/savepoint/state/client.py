@@ -106,7 +106,9 @@ class WorkerProcess:
     on_death is called once, after every call under way has been told.
     """
 
-    def __init__(self, threads: int, memory_bytes: int | None, file_bytes: int, sandboxed: bool, on_death: Callable[[WorkerProcess], None]) -> None:
+    def __init__(
+        self, threads: int, memory_bytes: int, spill_folder: str, spill_bytes: int, sandboxed: bool, on_death: Callable[[WorkerProcess], None]
+    ) -> None:
         self._threads, self._on_death = threads, on_death
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -136,7 +138,7 @@ class WorkerProcess:
         self._others: deque[Answer] = deque()  # answers for which the background thread reads
         self._background: threading.Thread | None = None
         self._awaited: dict[asyncio.AbstractEventLoop, set[Answer]] = {}  # answers for which an event loop reads
-        self.hello: Future[Any] = self.call(wire.encode((threads, memory_bytes, file_bytes, sandboxed)), kill_after_s=START_S)
+        self.hello: Future[Any] = self.call(wire.encode((threads, memory_bytes, spill_folder, spill_bytes, sandboxed)), kill_after_s=START_S)
 
     @property
     def pid(self) -> int:

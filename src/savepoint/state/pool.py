@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,8 @@ from savepoint.state.client import WorkerDied, WorkerProcess
 from savepoint.state.errors import StateError
 from savepoint.state.image import BaseImage, ImageCache, file_identity
 from savepoint.state.leases import RESERVE_BYTES, BackendStats, Lease, LeaseBook, WorkerStats
-from savepoint.state.remote import SERVICE_S, RemoteSession
+from savepoint.state.placed import SERVICE_S
+from savepoint.state.remote import RemoteSession
 from savepoint.state.sandbox import LEVELS, SandboxReport, reaches
 from savepoint.state.session import Quota
 from savepoint.state.sqlite.clock import DEFAULT_CLOCK, clock_ms
@@ -165,9 +167,7 @@ class Slot:
             if self._process is None or self._process.dead:
                 self.epoch += 1
                 self._images = {}
-                self._process = WorkerProcess(
-                    self._backend.threads, self._backend.worker_bytes, self._backend.file_bytes, self._backend.sandboxed, self._on_death
-                )
+                self._process = self._backend.start_worker(self._on_death)
             return self._process, self.epoch
 
     def _on_death(self, process: WorkerProcess) -> None:
@@ -178,12 +178,14 @@ class WorkerBackend:
     """Images and sessions over worker processes; otherwise like `SqliteBackend`.
 
     workers: processes. threads: calls at a time in each. ship: "call" ships a session's delta after every call that changed it, so that the death
-    of its worker costs nothing; "never" saves the copy. budget_bytes: admission (`LeaseBook`). require_sandbox: the least level, of sandbox.LEVELS.
+    of its worker costs nothing; "never" saves the copy. budget_bytes: admission (`LeaseBook`), and, shared among the workers, what their pages and
+    temporary files may take of memory. spill_bytes: pages beyond that go to a file in the store, for each worker, which has no name and is gone with it.
+    require_sandbox: the least level, of sandbox.LEVELS.
     """
 
     def __init__(
         self, store: str | Path | None = None, *, workers: int, threads: int = 4, ship: Literal["call", "never"] = "call", budget_bytes: int | None = None,
-        require_sandbox: str = "none", sandboxed: bool = True, lease_wait_s: float = 60.0,
+        spill_bytes: int = 16 << 30, require_sandbox: str = "none", sandboxed: bool = True, lease_wait_s: float = 60.0,
     ) -> None:  # fmt: skip
         available = psutil.virtual_memory().available
         if workers < 1 or threads < 1:
@@ -197,7 +199,7 @@ class WorkerBackend:
         self.threads, self.ship, self.sandboxed, self.require_sandbox, self.lease_wait_s = threads, ship == "call", sandboxed, require_sandbox, lease_wait_s
         self.budget_bytes = budget_bytes if budget_bytes is not None else available // 2
         self.worker_bytes = self.budget_bytes // workers + (1 << 30)
-        self.file_bytes = 16 << 30
+        self.spill_bytes = spill_bytes
         self.book = LeaseBook(self.budget_bytes)
         self.closed = False
         self._slots = [Slot(self) for _ in range(workers)]
@@ -326,6 +328,14 @@ class WorkerBackend:
 
     # ------------------------------------------------------------------ inside
 
+    def start_worker(self, on_death: Callable[[WorkerProcess], None]) -> WorkerProcess:
+        """A new process with this backend's limits. UserError when the store cannot hold its spill file."""
+        try:
+            self.store.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.store.folder}: cannot be written: {error.strerror}") from None
+        return WorkerProcess(self.threads, self.worker_bytes, str(self.store.folder), self.spill_bytes, self.sandboxed, on_death)
+
     def _live(self) -> None:
         if self.closed:
             raise StateError("the backend is closed")
@@ -338,3 +348,16 @@ def _forget(slot: weakref.ref[Slot], number: int) -> None:
     alive = slot()
     if alive is not None:
         alive.discard(alive.epoch, "drop_image", number)
+
+
+def sandbox_level() -> SandboxReport:
+    """What a worker's sandbox reaches on this machine, tried out in a worker. StateError when none starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = WorkerProcess(1, 1 << 30, folder, 1 << 20, True, lambda died: None)
+        try:
+            (_, _, level, measures, missing), _ = process.hello.result()
+        except WorkerDied as death:
+            raise StateError(death.reason) from None
+        finally:
+            process.close()
+    return SandboxReport(level, measures, missing)

@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ SESSION_CALLS = frozenset("digest stats temporary park".split())
 # The session's figures, whether a transaction is open, what would be lost with the process (None: nothing), whether that includes committed
 # changes, whether the part is the whole since the image, the part that is shipped.
 Trail = tuple[SessionStats, bool, str | None, bool, bool, bytes | None]
+_INTERPRETER_BYTES = 512 << 20  # of a worker's memory that pages and temporary files may not take
 _ALWAYS_KEPT = 64 << 10  # bytes of increments that are never worth a sum
 
 
@@ -352,11 +354,14 @@ def main(descriptor: int) -> None:
     """Load everything, give up every privilege, say which, and serve."""
     channel = Channel(socket.socket(fileno=descriptor))
     number, _, body = channel.receive()
-    threads, memory_bytes, file_bytes, sandboxed = wire.decode(body)
+    threads, memory_bytes, spill_folder, spill_bytes, sandboxed = wire.decode(body)
     backend = SqliteBackend()
+    spill = tempfile.TemporaryFile(dir=spill_folder)  # noqa: SIM115 - as long as the process; it has no name, so nothing is left of it
+    # A session's own quota ends it long before; this bounds all of them together, and leaves the interpreter and SQLite their part.
+    backend.pages.budget(memory_bytes - _INTERPRETER_BYTES, spill.fileno(), spill_bytes)
     report = sandbox.SandboxReport("none", {}, {"sandbox": "not asked for"})
     if sandboxed:
-        report = sandbox.enter(memory_bytes=memory_bytes, file_bytes=file_bytes)
+        report = sandbox.enter(memory_bytes=memory_bytes, file_bytes=spill_bytes)
     channel.send(number, wire.ANSWER, wire.encode((os.getpid(), backend.pages.kind, report.level, report.measures, report.missing)))
     Readers(channel, Worker(channel, backend), threads + 1).run()
 

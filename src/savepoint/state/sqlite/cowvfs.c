@@ -108,9 +108,10 @@ static int spill_fd = -1;
 static i64 spill_size, spill_max;
 static void *spill_free[8];     /* by page size, 512 << i: a list through the free pages themselves */
 
-static int memory_take(i64 bytes) {
+/* The last quarter is for journals and temporary files, which cannot be spilled: without them no statement could write. */
+static int memory_take(i64 bytes, int page) {
   i64 used = atomic_fetch_add(&memory_used, bytes) + bytes;
-  if (!memory_budget || used <= memory_budget) return 1;
+  if (!memory_budget || used <= (page ? memory_budget / 4 * 3 : memory_budget)) return 1;
   atomic_fetch_sub(&memory_used, bytes);
   return 0;
 }
@@ -156,7 +157,7 @@ static void page_unref(Page *p) {
 /* NULL: no memory. *host_full: neither memory nor spill file has room. must: a rollback needs it, over the budget if need be.
 ** A page in memory is one allocation with its head. */
 static Page *page_new(Account *payer, int page_size, int must, int *host_full) {
-  int spilled = !memory_take(page_size);
+  int spilled = !memory_take(page_size, 1);
   u8 *data = spilled ? spill_take(page_size) : NULL;
   if (spilled && !data) {
     if (!must) { *host_full = 1; return NULL; }
@@ -491,7 +492,7 @@ static int memory_resize(Memory *m, i64 room) {
   i64 grow = room - m->room;
   if (grow > 0) {
     if (atomic_load(&v->temp) + grow > v->max_temp) { v->refused |= 2; return SQLITE_FULL; }
-    if (!memory_take(grow)) { v->refused |= 4; return SQLITE_FULL; }
+    if (!memory_take(grow, 0)) { v->refused |= 4; return SQLITE_FULL; }
   }
   u8 *data = room ? realloc(m->data, (size_t)room) : NULL;
   if (room && !data) {
