@@ -38,6 +38,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/state.py
+	$(BIN)/python benchmarks/grading.py
 
 docs: setup
 	$(BIN)/python docs/reference.py

@@ -160,7 +160,7 @@ def summarise(records: Sequence[Record], metrics: Sequence[str]) -> dict[str, An
     """Totals by code, success with Wilson intervals in all and by group, and the published metrics, all over the instances that are scored."""
     counts = Counter(record["outcome"] for record in records)
     scored = [record for record in records if record["outcome"] not in UNSCORED]
-    totals = {"instances": len(records), "scored": len(scored), **{code: counts[code] for code in OUTCOMES}}
+    totals: dict[str, int] = {"instances": len(records), "scored": len(scored), **{code: counts[code] for code in OUTCOMES}}
     groups = {f"by_{name}": _by(scored, name) for name in ("task", "category", "difficulty")}
     means: dict[str, Any] = {}
     for name in metrics:

@@ -10,6 +10,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,11 @@ class _Instance:
     def __init__(self, bench: Bench, task: Task, image: BaseImage, record: Record) -> None:
         self.bench, self.task, self.image, self.record = bench, task, image, record
         self.grader: Grader = bench.grader
-        self.other: Grader | None = None
+        # The form of the tests that does not decide must come to the same end.
+        self.other: Task | None = None
         use_checks, use_python = self.grader.chosen_tests(task)
         if task.checks and task.test_cases and use_checks != use_python:
-            # The form that does not decide must come to the same end.
-            self.other = bench.grader_for("python" if use_checks else "checks")
+            self.other = replace(task, checks=()) if use_checks else replace(task, test_cases=())
 
     def examine(self) -> None:
         gold = self.grader.gold(self.image, self.task)
@@ -119,7 +120,7 @@ class _Instance:
             self._problem("gold_varies", "the gold gives another result when it runs again")
         elif gold.fault is not None:
             self._problem("gold_empty", gold.fault.detail)
-        verdicts = [self._verdict(self.task.sol_sql, "gold") for _ in range(2)]
+        verdicts = [self._verdict(self.task.sol_sql, "gold"), self.grader.grade(self.image, self.task, self.task.sol_sql)]
         self.record["gold"] = [verdict.outcome for verdict in verdicts]
         wrong = next((verdict for verdict in verdicts if verdict.outcome != "correct"), None)
         if wrong is not None and gold.fault is None:
@@ -158,7 +159,7 @@ class _Instance:
         if verdict.outcome == "infra":
             self._problem("infra", f"{what}: {verdict.detail}")
         elif self.other is not None and verdict.outcome in _OF_TESTS:
-            second = self.other.grade(self.image, self.task, statements)
+            second = self.bench.grader_for("auto").grade(self.image, self.other, statements)
             if second.reward != verdict.reward:
                 words = f"{verdict.outcome} ({verdict.detail}) by one form of the tests, {second.outcome} ({second.detail}) by the other"
                 self._problem("forms_disagree", f"{what}: {words}")

@@ -42,10 +42,12 @@ class SelfTestFailed(RuntimeError):
 
 @dataclass(slots=True)
 class Gold:
-    """A gold's run, kept. fault: why the instance cannot be graded. groups: what its order and its LIMIT leave open, looked at when it first matters."""
+    """A gold's run, kept. fault: why the instance cannot be graded. ordered: whether its query has an ORDER BY. groups: what that and a LIMIT leave open,
+    looked at when it first matters."""
 
     run: Run
     fault: Verdict | None = None
+    ordered: bool = False
     effect: Effect = field(default_factory=Effect)
     groups: tuple[Group, ...] | None = None
     groups_known: bool = False
@@ -134,33 +136,34 @@ class Grader:
         if gold.fault is not None:
             return Examination(gold.fault, None, gold)
         with self.runner.lease(image, f"grade {task.instance_id}", self.clock(task)) as session:
-            # What it changes is read off its pages afterwards, against the state that it began with.
-            start = session.checkpoint() if task.task == "debugging" else None
-            run = self.runner.run(session, submission, readonly=task.task == "generation")
+            looks = any(self.chosen_tests(task)) or not gold.effect.changes_nothing  # at the end state, through a fresh connection
+            run = self.runner.run(session, submission, readonly=task.task == "generation", keep=looks)
             if run.failure is not None:
                 return Examination(run.failure, run, gold)
-            assert run.end is not None
-            pages = changed_pages(session, start) if start is not None else frozenset()
-            session.restore(run.end)  # the agent's connection is closed: TEMP objects, pragmas and open transactions with it
             try:
-                verdict = self._damage(image, task, gold, session, pages) or self._failing(image, task, gold, session, run, pages)
+                verdict = self._damage(image, task, gold, session, run) or self._failing(image, task, gold, session, run)
             except BadCheck as error:
                 verdict = Verdict("invalid_instance", str(error))
         return Examination(verdict or Verdict("correct"), run, gold)
 
-    def _damage(self, image: BaseImage, task: Task, gold: Gold, session: AnySession, pages: frozenset[int]) -> Verdict | None:
-        if not pages:
+    def _damage(self, image: BaseImage, task: Task, gold: Gold, session: AnySession, run: Run) -> Verdict | None:
+        """Closes the agent's connection, and with it TEMP objects, pragmas and open transactions; then looks at what was changed."""
+        if run.end is None:
             return None
         with self.runner.lease(image, "inventory", self.clock(task)) as untouched:
+            pages = changed_pages(session, untouched.checkpoint()) if run.end.pages else frozenset()
+            session.restore(run.end)
+            if not pages:
+                return None
             inventory = self._inventory(untouched)
             found = _looked_at(lambda: collateral_damage(inventory, gold.effect, session, pages, untouched))
         return None if found is None else Verdict("wrong_state", found)
 
-    def _failing(self, image: BaseImage, task: Task, gold: Gold, session: AnySession, run: Run, pages: frozenset[int]) -> Verdict | None:
+    def _failing(self, image: BaseImage, task: Task, gold: Gold, session: AnySession, run: Run) -> Verdict | None:
         """The verdict of the first test that fails."""
         use_checks, use_python = self.chosen_tests(task)
         if not (use_checks or use_python):
-            return self._default(image, task, gold, session, run, pages)
+            return self._default(image, task, gold, session, run)
         if use_checks:
             examined = Examined(self.runner, session, run, self.comparison(image, task, gold, run), lambda: self._issue_steps(image, task))
             for index, check in enumerate(task.checks):
@@ -179,7 +182,7 @@ class Grader:
             return has_checks, has_python and not has_checks
         return has_checks and self.tests in ("checks", "both"), has_python and self.tests in ("python", "both")
 
-    def _default(self, image: BaseImage, task: Task, gold: Gold, session: AnySession, run: Run, pages: frozenset[int]) -> Verdict | None:
+    def _default(self, image: BaseImage, task: Task, gold: Gold, session: AnySession, run: Run) -> Verdict | None:
         """Rows against the gold's; and where the gold changes tables, these must end as it leaves them."""
         if gold.run.rows is not None:
             conditions = task.conditions
@@ -203,7 +206,7 @@ class Grader:
                 return "no statement gives rows"
             if len(run.columns) != len(gold.run.columns):
                 return f"{len(run.columns)} columns, expected {len(gold.run.columns)}"
-            own_order = orders_rows(gold.run.query)
+            own_order = gold.ordered
             ordered = own_order if rules.ordered is None else bool(rules.ordered)
             rules = replace(rules, ordered=ordered)
             found = difference(run.rows, gold.run.rows, ordered=ordered, duplicates=rules.duplicates, decimal=rules.decimal)
@@ -250,18 +253,16 @@ class Grader:
         if not any(split_statements(sql) for sql in task.sol_sql):
             return Gold(Run(()), Verdict("invalid_instance", "there is no gold"))
         with self.runner.lease(image, f"gold {task.instance_id}", self.clock(task)) as session:
-            start = session.checkpoint()
             run = self.runner.run(session, task.sol_sql, readonly=task.task == "generation")
             if run.failure is not None:
                 return Gold(run, _gold_fault(run.failure))
-            assert run.end is not None
-            pages = changed_pages(session, start)
-            session.restore(run.end)
             made = Effect()
-            if pages:
+            if run.end is not None and run.end.pages:
                 with self.runner.lease(image, "inventory", self.clock(task)) as untouched:
+                    pages = changed_pages(session, untouched.checkpoint())
+                    session.restore(run.end)
                     made = effect(self._inventory(untouched), session, pages, untouched)
-        gold = Gold(run, None, made)
+        gold = Gold(replace(run, end=None), None, run.rows is not None and orders_rows(run.query), made)
         gold.fault = self._doubt(image, task, gold)
         return gold
 

@@ -67,9 +67,9 @@ class Helpers:
 
     def performance_compare_by_qep(self, old_sqls: Any, sol_sqls: Any, db_path: str, conn: sqlite3.Connection, *_: Any) -> int:
         """1 when `sol_sqls` take fewer steps of SQLite's virtual machine than `old_sqls`, each in a fork of the task image; no clock, no plan's text."""
-        (_, old_failed, _), old = self._rerun(_listed(old_sqls))
-        (_, new_failed, _), new = self._rerun(_listed(sol_sqls))
-        return int(not new_failed and not old_failed and new < old)
+        old, old_steps = self._rerun(_listed(old_sqls))
+        new, new_steps = self._rerun(_listed(sol_sqls))
+        return int(not (old[1] or new[1]) and new_steps < old_steps)
 
     def remove_comments(self, sqls: Any) -> Any:
         return self._rewrite(lexer.remove_comments, sqls)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ _FILE_GROWTH = 256 << 20
 
 
 class PythonTests:
-    """Runs tests, one process each, forked from one that is started when it is first needed. Not for several threads at once."""
+    """Runs tests, one process each, forked from one that is started when it is first needed. One answer's tests run at a time."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
@@ -38,9 +39,14 @@ class PythonTests:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files: OrderedDict[str, Path] = OrderedDict()
         self._count = 0
+        self._lock = threading.Lock()
 
     def run(self, image: BaseImage, task: Task, run: Run, session: AnySession, now: str) -> Verdict | None:
         """The verdict of the first test that fails; None when all pass. session: shows the prediction's end state."""
+        with self._lock:
+            return self._run(image, task, run, session, now)
+
+    def _run(self, image: BaseImage, task: Task, run: Run, session: AnySession, now: str) -> Verdict | None:
         database, temporary = self._file(image, session)
         try:
             for index, text in enumerate(task.test_cases):

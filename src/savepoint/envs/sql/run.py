@@ -35,7 +35,8 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Run:
     """What one script did. failure: of the first statement that failed. rows, columns, query: of the last statement that has result columns (rows: None
-    without one); position: which statement that is. end: the committed contents. vm_steps, seconds: of all statements together.
+    without one); position: which statement that is. end: the committed contents; None after a failure, and where they are the image's and nobody asked
+    for them. vm_steps, seconds: of all statements together.
     """
 
     statements: tuple[str, ...]
@@ -61,26 +62,31 @@ class Runner:
         """A session with a pinned clock; random() depends on the seed."""
         return self.backend.lease(image, owner=owner, quota=self.quota, seed=seed, clock=now)
 
-    def run(self, session: AnySession, statements: Sequence[str], *, readonly: bool = False) -> Run:
-        """Run a script (each string one or more statements) on a session. Afterwards what it did not commit is gone, and `end` is what it left."""
+    def run(self, session: AnySession, statements: Sequence[str], *, readonly: bool = False, keep: bool = False) -> Run:
+        """Run a script (each string one or more statements) on a session. Afterwards what it did not commit is gone, and `end` is what it left.
+
+        keep: have an `end` also where nothing was changed.
+        """
         parts = tuple(part for text in statements for part in split_statements(text))
         started = time.monotonic()
         answer: tuple[int, ExecResult] | None = None
-        failure, steps, seconds = None, 0, 0.0
+        failure, steps, seconds, changed = None, 0, 0.0, False
         for position, sql in enumerate(parts):
             left = self.limits.deadline_s - (time.monotonic() - started)
             result = session.execute(sql, deadline_s=max(left, 1e-3), max_rows=self.limits.max_rows, max_bytes=self.limits.max_bytes, readonly=readonly)
             steps += result.vm_steps
             seconds += result.wall_ms / 1000
+            changed = result.in_transaction or result.delta_pages > 0
             failure = _failure(result, self.limits)
             if failure is not None:
                 break
             if result.columns:
                 answer = position, result
+        end = _settle(session) if failure is None and (keep or changed) else None
         if failure is not None or answer is None:
-            return Run(parts, failure, vm_steps=steps, seconds=seconds, end=None if failure else _settle(session))
+            return Run(parts, failure, vm_steps=steps, seconds=seconds, end=end)
         position, result = answer
-        return Run(parts, None, result.rows, result.columns, parts[position], position, steps, seconds, _settle(session))
+        return Run(parts, None, result.rows, result.columns, parts[position], position, steps, seconds, end)
 
     def ask(self, session: AnySession, sql: str, *, readonly: bool = False) -> ExecResult:
         """One statement under the limits of a graded run."""
