@@ -39,6 +39,7 @@ lint: setup
 bench: setup
 	$(BIN)/python benchmarks/state.py
 	$(BIN)/python benchmarks/grading.py
+	$(BIN)/python benchmarks/synth.py
 
 docs: setup
 	$(BIN)/python docs/reference.py
