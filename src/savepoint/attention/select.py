@@ -6,15 +6,23 @@ from types import ModuleType
 
 import torch
 
-from savepoint.attention.backends import block, cpu_flash, eager
+from savepoint.attention.backends import aten_flash, block, cpu_flash, eager, fa4, flex
 from savepoint.attention.call import Call, Device
 from savepoint.attention.errors import BackendUnavailable
 
-BACKENDS: dict[str, ModuleType] = {"eager": eager, "block": block, "cpu_flash": cpu_flash}
+BACKENDS: dict[str, ModuleType] = {
+    "eager": eager,
+    "block": block,
+    "cpu_flash": cpu_flash,
+    "aten_flash": aten_flash,
+    "flex": flex,
+    "fa4": fa4,
+}
 
 AUTO = (
     ("cpu_flash", "CPU, any dtype"),
-    ("block", "any other device"),
+    ("aten_flash", "CUDA from compute capability 8.0, bfloat16 or float16, head sizes up to 256, scale > 0"),
+    ("block", "everything else"),
 )
 """What `auto` takes: the first of these that can do the call. `savepoint doctor` prints it."""
 

@@ -122,6 +122,11 @@ def _rows(whole: Tensor, chunk: Chunk, dtype: torch.dtype, size: int = 0) -> Ten
     return _padded(part.reshape(*part.shape[:2], -1, *part.shape[4:]).to(dtype), size)
 
 
+def _put(whole: Tensor, rows: Tensor, chunk: Chunk) -> None:
+    """The way back: rows [B, Hkv, G * queries, ...] into [B, Hkv, G, T, ...]."""
+    whole[:, :, :, chunk.start : chunk.stop] = rows.unflatten(2, (whole.shape[2], -1))
+
+
 def _padded(x: Tensor, size: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, size - x.shape[-1])) if size > x.shape[-1] else x
 
@@ -147,67 +152,59 @@ def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: Problem, kernel: Kernel) -> tuple[Tensor, Tensor]:
-    """out [B, Hq, T, Dv] in q's dtype, lse [B, Hq, T] in fp32 or f64, sinks included."""
-    kv_heads, value_size, dtype = k.shape[1], v.shape[3], statistics_dtype(q.dtype)
-    out = torch.empty(*q.shape[:3], value_size, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
-    whole_q, whole_out, whole_lse = (group(x, kv_heads) for x in (q, out, lse))
-    whole_sink = None if sinks is None else group(over_rows(sinks, q.shape[0], q.shape[2], dtype), kv_heads)
-    k, v, size = _prepared(k, v, kernel)
-    masks = Masks(problem.window, whole_q.shape[2], k)
-    for chunk in chunks(problem, kernel.query_chunk, kernel.forward_keys):
-        queries, here = _rows(whole_q, chunk, dtype, size), slice(chunk.start, chunk.stop)
-        parts = [
-            kernel.forward(queries, k[:, :, keys.start : keys.stop], v[:, :, keys.start : keys.stop], masks(chunk, keys), problem.scale) for keys in chunk.keys
-        ]
-        part_out, part_lse = with_sinks(*_joined(parts), None if whole_sink is None else _rows(whole_sink[..., None], chunk, dtype).squeeze(-1))
-        whole_lse[:, :, :, here] = part_lse.unflatten(2, (whole_q.shape[2], -1))
-        whole_out[:, :, :, here] = part_out[..., :value_size].unflatten(2, (whole_q.shape[2], -1))
-    return out, lse
-
-
-def backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, problem: Problem, kernel: Kernel
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv in the dtypes of q, k, v, and δ = <dout, out> [B, Hq, T]. out and lse hold the sinks."""
-    kv_heads, head_size, value_size, dtype = k.shape[1], k.shape[3], v.shape[3], lse.dtype
-    delta = torch.empty_like(lse)
-    whole_q, whole_dout, whole_out, whole_lse, whole_delta = (group(x, kv_heads) for x in (q, dout, out, lse, delta))
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    whole_dq = group(dq, kv_heads)
-    dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v))
-    keys_, values, size = _prepared(k, v, kernel)
-    masks = Masks(problem.window, whole_q.shape[2], keys_)
-    for chunk in chunks(problem, kernel.query_chunk, kernel.backward_keys):
-        here = slice(chunk.start, chunk.stop)
-        queries, dout_rows, out_rows = (_rows(x, chunk, dtype, size) for x in (whole_q, whole_dout, whole_out))
-        lse_rows = _rows(whole_lse[..., None], chunk, dtype).squeeze(-1)
-        whole_delta[:, :, :, here] = (dout_rows * out_rows).sum(-1).unflatten(2, (whole_q.shape[2], -1))
-        total: Tensor | None = None
-        for keys in chunk.keys:
-            span = slice(keys.start, keys.stop)
-            part_q, part_k, part_v = kernel.backward(
-                dout_rows, queries, keys_[:, :, span], values[:, :, span], out_rows, lse_rows, masks(chunk, keys), problem.scale
-            )
-            total = part_q if total is None else total.add_(part_q)
-            dk[:, :, span] += part_k[..., :head_size]
-            dv[:, :, span] += part_v[..., :value_size]
-        assert total is not None
-        whole_dq[:, :, :, here] = total[..., :head_size].unflatten(2, (whole_q.shape[2], -1))
-    return dq, dk.to(k.dtype), dv.to(v.dtype), delta
-
-
 class Tiled:
     """A tile kernel as a kernel pair over whole tensors (see `autograd.KernelPair`)."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: Problem) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        return *forward(q, k, v, sinks, problem, self.kernel), ()
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: Problem, differentiable: bool
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """out, lse, and for half precision what rounding took off out: δ = <dout, out> sums many terms of both signs, and wants it back."""
+        kv_heads, dtype = k.shape[1], statistics_dtype(q.dtype)
+        out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=q.device)
+        rest = torch.empty_like(out) if differentiable and q.dtype != dtype else None
+        lse = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
+        whole_q, whole_lse = group(q, kv_heads), group(lse, kv_heads)
+        whole_sinks = None if sinks is None else group(over_rows(sinks, q.shape[0], q.shape[2], dtype), kv_heads)
+        k, v, size = _prepared(k, v, self.kernel)
+        masks = Masks(problem.window, whole_q.shape[2], k)
+        for chunk in chunks(problem, self.kernel.query_chunk, self.kernel.forward_keys):
+            queries = _rows(whole_q, chunk, dtype, size)
+            parts = []
+            for keys in chunk.keys:
+                span = slice(keys.start, keys.stop)
+                parts.append(self.kernel.forward(queries, k[:, :, span], v[:, :, span], masks(chunk, keys), problem.scale))
+            part_out, part_lse = with_sinks(*_joined(parts), None if whole_sinks is None else _rows(whole_sinks, chunk, dtype))
+            _put(whole_lse, part_lse, chunk)
+            _put(group(out, kv_heads), part_out[..., : out.shape[3]], chunk)
+            if rest is not None:
+                _put(group(rest, kv_heads), (part_out - part_out.to(out.dtype))[..., : out.shape[3]], chunk)
+        return out, lse, () if rest is None else (rest,)
 
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: tuple[Tensor, ...], problem: Problem
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return backward(dout, q, k, v, out, lse, problem, self.kernel)
+        """dq, dk, dv in the dtypes of q, k, v, and δ [B, Hq, T]. out and lse hold the sinks."""
+        kv_heads, dtype = k.shape[1], lse.dtype
+        delta, dq = torch.empty_like(lse), torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v))
+        whole_q, whole_dout, whole_lse, *whole_out = (group(x, kv_heads) for x in (q, dout, lse, out, *kept))
+        padded_k, padded_v, size = _prepared(k, v, self.kernel)
+        masks = Masks(problem.window, whole_q.shape[2], padded_k)
+        for chunk in chunks(problem, self.kernel.query_chunk, self.kernel.backward_keys):
+            queries, dout_rows, out_rows, *rest = (_rows(x, chunk, dtype, size) for x in (whole_q, whole_dout, *whole_out))
+            out_rows = out_rows + rest[0] if rest else out_rows
+            lse_rows = _rows(whole_lse, chunk, dtype)
+            _put(group(delta, kv_heads), (dout_rows * out_rows).sum(-1), chunk)
+            part_q = torch.zeros_like(queries)
+            for keys in chunk.keys:
+                span = slice(keys.start, keys.stop)
+                tile = padded_k[:, :, span], padded_v[:, :, span], out_rows, lse_rows, masks(chunk, keys), problem.scale
+                tile_q, tile_k, tile_v = self.kernel.backward(dout_rows, queries, *tile)
+                part_q += tile_q
+                dk[:, :, span] += tile_k[..., : k.shape[3]]
+                dv[:, :, span] += tile_v[..., : v.shape[3]]
+            _put(group(dq, kv_heads), part_q[..., : q.shape[3]], chunk)
+        return dq, dk.to(k.dtype), dv.to(v.dtype), delta
