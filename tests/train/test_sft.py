@@ -28,7 +28,7 @@ def examples(n: int = 24) -> list[Example]:
 
 
 def sft(model: Policy, **settings: object) -> Sft:
-    return Sft(model, examples(), SftSettings(epochs=20, batch_size=8, warmup_steps=2, **settings), random.Random(1), pad_id=0)  # type: ignore[arg-type]
+    return Sft(model, examples(), SftSettings(epochs=20, batch_size=8, warmup_steps=2, **settings), random.Random(1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("muon_lr", [0.02, 0.0])
@@ -41,7 +41,7 @@ def test_it_learns_to_say_what_was_demonstrated(muon_lr: float):
 def test_tokens_of_weight_zero_have_no_gradient():
     model = policy()
     stage = sft(model, context_weight=0.0, quoted_weight=0.0, muon_lr=0.0)
-    other = Sft(copy.deepcopy(model), [Example(e.ids[:1] + e.ids[1:], e.parts) for e in examples()], stage.settings, random.Random(1), pad_id=0)
+    other = Sft(copy.deepcopy(model), [Example(e.ids[:1] + e.ids[1:], e.parts) for e in examples()], stage.settings, random.Random(1))
     for example in other.examples:
         example.parts[1] = Part.QUOTED
     a, b = stage.step(0), other.step(0)
@@ -67,7 +67,7 @@ def test_a_stage_goes_on_from_its_state_to_the_same_bits():
 
 
 def test_an_epoch_shows_every_example_once():
-    stage = Sft(policy(), examples(24), SftSettings(epochs=2, batch_size=8), random.Random(3), pad_id=0)
+    stage = Sft(policy(), examples(24), SftSettings(epochs=2, batch_size=8), random.Random(3))
     assert sorted(stage.order[:24]) == list(range(24)) == sorted(stage.order[24:]) and stage.order[:24] != stage.order[24:]
 
 

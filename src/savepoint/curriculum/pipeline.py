@@ -157,7 +157,7 @@ class Pipeline:
             made += self._demonstrations(stage.single_turn_demonstrations, "single_turn", rng)
         grade = self.grader.seconds - graded
         self.ledger.spend(index, {"environment": time.perf_counter() - started - grade, "grade": grade})
-        sft = Sft(self.policy, made, stage, self.run_.rng("stage", index, "order"), self.chat.pad_id)
+        sft = Sft(self.policy, made, stage, self.run_.rng("stage", index, "order"))
         if self.ledger.step:
             sft.load_state(self.tensors["optimiser"])
 
