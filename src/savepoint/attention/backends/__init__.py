@@ -1,0 +1,1 @@
+"""The six ways to compute it. Each module offers `missing(device)`, `refusal(call)` and `attend(...)`; `select.py` chooses."""

@@ -1,0 +1,208 @@
+"""Attention in tiles: the same walk for any kernel that can do one tile (backends `cpu_flash` and `block`).
+
+The query heads that share a KV head become rows of one block, so K and V are never repeated, and queries go in chunks. A chunk sees its keys in at most three
+ranges: the lower edge of the window and the diagonal, which need a mask, and the middle, which needs none. The ranges' results are joined by their lse.
+Backward hands the kernel the *final* (out, lse), sink included: it rebuilds P = exp(s - lse) and δ = <dout, out> from them, and those are the ones of the
+softmax with the sink, so dq, dk and dv come out exact (docs/attention.md has the proof).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from savepoint.attention.problem import Problem, group, statistics_dtype
+from savepoint.attention.sinks import over_rows, with_sinks
+
+NARROW = 4  # a window of up to so many chunks is one masked range: fewer calls win over the work in the masked corners
+
+
+class Kernel(Protocol):
+    """One tile. q: [B, Hkv, rows, D], k: [B, Hkv, keys, D], v: [B, Hkv, keys, Dv], mask: additive [1, 1, rows, keys] or None; every row sees a key."""
+
+    equal_head_sizes: bool
+    query_chunk: int
+    key_chunk: int | None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]: ...
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+class Keys(NamedTuple):
+    """A range of keys; `masked` when not every query of the chunk sees all of it. Every query sees at least one."""
+
+    start: int
+    stop: int
+    masked: bool
+
+
+class Chunk(NamedTuple):
+    """Queries `start:stop` at positions `start + offset ...`, and the ranges of keys that they see."""
+
+    start: int
+    stop: int
+    offset: int
+    keys: list[Keys]
+
+
+def chunks(problem: Problem, kernel: Kernel) -> Iterator[Chunk]:
+    """The walk: every query once, every visible (query, key) pair in exactly one range."""
+    width = kernel.query_chunk if problem.window is None else max(kernel.query_chunk // 4, min(problem.window, kernel.query_chunk))
+    for document in problem.documents:
+        for start in range(document.start, document.stop, width):
+            stop = min(start + width, document.stop)
+            first, last = start + document.offset, stop + document.offset
+            yield Chunk(start, stop, document.offset, list(visible(document.first_key, first, last, problem.window, width, kernel.key_chunk)))
+
+
+def visible(first_key: int, first: int, last: int, window: int | None, width: int, key_chunk: int | None) -> Iterator[Keys]:
+    """Ranges of keys for the queries at positions first .. last-1 of a document whose keys begin at `first_key`."""
+    low = first_key if window is None else max(first_key, first - window + 1)
+    if last - first == 1:
+        yield from _split(low, last, key_chunk)
+    elif window is None or last - window <= first_key:  # no query of the chunk has lost a key to the window
+        yield from _split(first_key, first, key_chunk)
+        yield Keys(first, last, True)
+    elif window <= NARROW * width:
+        yield Keys(low, last, True)
+    else:
+        edge = last - window + 1  # the first key that every query sees; the edge holds it too, since the last query must see something there
+        yield Keys(low, edge, True)
+        yield from _split(edge, first, key_chunk)
+        yield Keys(first, last, True)
+
+
+def _split(start: int, stop: int, size: int | None) -> Iterator[Keys]:
+    for begin in range(start, stop, size or max(stop - start, 1)):
+        yield Keys(begin, min(begin + size, stop) if size else stop, False)
+
+
+class Masks:
+    """Additive masks of one call: few differ, since only the distance between queries and keys matters."""
+
+    def __init__(self, window: int | None, repeats: int, like: Tensor) -> None:
+        self.window, self.repeats, self.like = window, repeats, like
+        self._made: dict[tuple[int, int, int], Tensor] = {}
+
+    def __call__(self, chunk: Chunk, keys: Keys) -> Tensor | None:
+        """[1, 1, repeats * queries, keys]: 0 where seen, -inf elsewhere."""
+        if not keys.masked:
+            return None
+        shape = (chunk.stop - chunk.start, keys.stop - keys.start, chunk.start + chunk.offset - keys.start)
+        if shape not in self._made:
+            self._made[shape] = self._make(*shape)
+        return self._made[shape]
+
+    def _make(self, queries: int, keys: int, ahead: int) -> Tensor:
+        device = self.like.device
+        position = torch.arange(ahead, ahead + queries, device=device)[:, None]
+        key = torch.arange(keys, device=device)[None]
+        hidden = key > position
+        if self.window is not None:
+            hidden |= key <= position - self.window
+        mask = torch.zeros(hidden.shape, dtype=self.like.dtype, device=device).masked_fill_(hidden, -math.inf)
+        return mask.repeat(self.repeats, 1)[None, None]
+
+
+def _rows(whole: Tensor, chunk: Chunk, dtype: torch.dtype, size: int = 0) -> Tensor:
+    """[B, Hkv, G, T, ...] -> [B, Hkv, G * queries, ...] of one chunk, the last dimension filled up with zeros to `size`."""
+    part = whole[:, :, :, chunk.start : chunk.stop]
+    return _padded(part.reshape(*part.shape[:2], -1, *part.shape[4:]).to(dtype), size)
+
+
+def _padded(x: Tensor, size: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, size - x.shape[-1])) if size > x.shape[-1] else x
+
+
+def _prepared(k: Tensor, v: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, int]:
+    """K and V as the kernel wants them, and the head size that queries and outputs are filled up to (0: as they are).
+
+    Half precision is computed in fp32: there the CPU's own half kernels round at every tile, and are slower.
+    """
+    size = max(k.shape[-1], v.shape[-1]) if kernel.equal_head_sizes else 0
+    dtype = statistics_dtype(k.dtype)
+    k, v = (_padded(x.to(dtype), size) for x in (k, v))
+    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in (k, v)) + (size,)  # type: ignore[return-value]
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """(out, lse) over the union of disjoint ranges of keys."""
+    out, lse = parts[0]
+    for other, other_lse in parts[1:]:
+        both = torch.logaddexp(lse, other_lse)
+        out = out.mul_(torch.exp(lse - both).unsqueeze(-1)).add_(other.mul_(torch.exp(other_lse - both).unsqueeze(-1)))
+        lse = both
+    return out, lse
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: Problem, kernel: Kernel) -> tuple[Tensor, Tensor]:
+    """out [B, Hq, T, Dv] in q's dtype, lse [B, Hq, T] in fp32 or f64, sinks included."""
+    kv_heads, value_size, dtype = k.shape[1], v.shape[3], statistics_dtype(q.dtype)
+    out = torch.empty(*q.shape[:3], value_size, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
+    whole_q, whole_out, whole_lse = (group(x, kv_heads) for x in (q, out, lse))
+    whole_sink = None if sinks is None else group(over_rows(sinks, q.shape[0], q.shape[2], dtype), kv_heads)
+    k, v, size = _prepared(k, v, kernel)
+    masks = Masks(problem.window, whole_q.shape[2], k)
+    for chunk in chunks(problem, kernel):
+        queries, here = _rows(whole_q, chunk, dtype, size), slice(chunk.start, chunk.stop)
+        parts = [
+            kernel.forward(queries, k[:, :, keys.start : keys.stop], v[:, :, keys.start : keys.stop], masks(chunk, keys), problem.scale) for keys in chunk.keys
+        ]
+        part_out, part_lse = with_sinks(*_joined(parts), None if whole_sink is None else _rows(whole_sink[..., None], chunk, dtype).squeeze(-1))
+        whole_lse[:, :, :, here] = part_lse.unflatten(2, (whole_q.shape[2], -1))
+        whole_out[:, :, :, here] = part_out[..., :value_size].unflatten(2, (whole_q.shape[2], -1))
+    return out, lse
+
+
+def backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, problem: Problem, kernel: Kernel
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv in the dtypes of q, k, v, and δ = <dout, out> [B, Hq, T]. out and lse hold the sinks."""
+    kv_heads, head_size, value_size, dtype = k.shape[1], k.shape[3], v.shape[3], lse.dtype
+    delta = torch.empty_like(lse)
+    whole_q, whole_dout, whole_out, whole_lse, whole_delta = (group(x, kv_heads) for x in (q, dout, out, lse, delta))
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    whole_dq = group(dq, kv_heads)
+    dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v))
+    keys_, values, size = _prepared(k, v, kernel)
+    masks = Masks(problem.window, whole_q.shape[2], keys_)
+    for chunk in chunks(problem, kernel):
+        here = slice(chunk.start, chunk.stop)
+        queries, dout_rows, out_rows = (_rows(x, chunk, dtype, size) for x in (whole_q, whole_dout, whole_out))
+        lse_rows = _rows(whole_lse[..., None], chunk, dtype).squeeze(-1)
+        whole_delta[:, :, :, here] = (dout_rows * out_rows).sum(-1).unflatten(2, (whole_q.shape[2], -1))
+        total: Tensor | None = None
+        for keys in chunk.keys:
+            span = slice(keys.start, keys.stop)
+            part_q, part_k, part_v = kernel.backward(
+                dout_rows, queries, keys_[:, :, span], values[:, :, span], out_rows, lse_rows, masks(chunk, keys), problem.scale
+            )
+            total = part_q if total is None else total.add_(part_q)
+            dk[:, :, span] += part_k[..., :head_size]
+            dv[:, :, span] += part_v[..., :value_size]
+        assert total is not None
+        whole_dq[:, :, :, here] = total[..., :head_size].unflatten(2, (whole_q.shape[2], -1))
+    return dq, dk.to(k.dtype), dv.to(v.dtype), delta
+
+
+class Tiled:
+    """A tile kernel as a kernel pair over whole tensors (see `autograd.KernelPair`)."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: Problem) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        return *forward(q, k, v, sinks, problem, self.kernel), ()
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: tuple[Tensor, ...], problem: Problem
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return backward(dout, q, k, v, out, lse, problem, self.kernel)
