@@ -11,16 +11,22 @@ PUBLIC = {
     "savepoint.envs.sql.tasks": ("Task", "read_tasks", "write_tasks"),
     "savepoint.envs.sql.synth": ("Synthesizer", "synthesize"),
     "savepoint.envs.sql.env": ("SqlEnv", "Budget"),
+    "savepoint.envs.sql.settings": ("EnvironmentSettings",),
+    "savepoint.envs.sql.schema_text": ("SchemaFormat", "render_schema"),
     "savepoint.envs.sql.grade": ("Grader", "Verdict"),
     "savepoint.rollout.trajectory": ("Trajectory", "Turn", "Group"),
     "savepoint.rollout.driver": ("rollout", "audit"),
+    "savepoint.rollout.converse": ("converse",),
     "savepoint.rollout.engines.embedded": ("EmbeddedEngine",),
+    "savepoint.rollout.engines.openai": ("OpenAIEngine", "EndpointSettings"),
+    "savepoint.rollout.engines.vllm": ("VllmEngine",),
     "savepoint.train.policy": ("Policy",),
     "savepoint.train.advantages": ("grpo", "dr_grpo", "rloo"),
     "savepoint.train.losses": ("policy_loss", "aggregate", "kl"),
     "savepoint.train.logprobs": ("chunked_logprobs",),
     "savepoint.curriculum.pipeline": ("run_recipe",),
-    "savepoint.evals.metrics": ("success_rate", "pass_at_k", "wilson"),
+    "savepoint.evals.command": ("evaluate_command", "EvalOptions"),
+    "savepoint.evals.metrics": ("success_rate", "pass_at_k", "pass_hat_k", "wilson"),
 }
 
 

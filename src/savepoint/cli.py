@@ -58,16 +58,24 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
 
     evaluation = _verb(verbs, "eval", eval_verb, "let a model solve tasks, and report its success with intervals")
-    evaluation.add_argument("model", type=Path, help="folder of a policy (runs/NAME/checkpoints/stage4) or of a local transformers model")
+    evaluation.epilog = _eval_settings_help()
+    evaluation.add_argument("model", help="folder of a policy (runs/NAME/checkpoints/stage4) or of a local transformers model; its name at an endpoint")
     evaluation.add_argument("--tasks", type=Path, required=True, metavar="FILE", help="task file, JSON lines (see `savepoint synth`)")
-    evaluation.add_argument("--databases", type=Path, required=True, metavar="DIR", help="folder that holds <db_id>.sqlite or <db_id>/<db_id>.sqlite")
-    evaluation.add_argument("--engine", choices=["embedded"], default="embedded", help="what generates (default: embedded)")
-    evaluation.add_argument("--samples", type=_positive, default=1, metavar="K", help="episodes a task (default 1); success is then also given as pass@k")
-    evaluation.add_argument("--single-turn", action="store_true", help="no tools: the first message is graded")
+    databases = "folder that holds <db_id>.sqlite or <db_id>/<db_id>.sqlite; may be repeated"
+    evaluation.add_argument("--databases", type=Path, required=True, action="append", metavar="DIR", help=databases)
+    engines = "what generates: embedded (default), openai (any OpenAI-compatible endpoint), vllm (where it is installed)"
+    evaluation.add_argument("--engine", choices=["embedded", "openai", "vllm"], default="embedded", help=engines)
+    evaluation.add_argument("--base-url", metavar="URL", help="address of the endpoint, for example http://localhost:8000/v1 (default: OpenAI's own)")
+    evaluation.add_argument("--samples", type=_positive, default=1, metavar="K", help="episodes a task (default 1); success is also given as pass@k and pass^k")
+    evaluation.add_argument("--single-turn", action="store_true", help="no looking: the first message is graded")
     evaluation.add_argument("--temperature", type=float, default=1.0, help="sampling temperature, 0 for greedy (default 1)")
-    evaluation.add_argument("--max-tokens", type=_positive, metavar="N", help="tokens of a whole trajectory (default: the model's own setting, else 4096)")
+    longest = "tokens of a whole trajectory (default: the policy's own setting, else 8192, at an endpoint 65536)"
+    evaluation.add_argument("--max-tokens", type=_positive, metavar="N", help=longest)
     evaluation.add_argument("--seed", type=int, default=0, help="seed of the sampling (default 0)")
+    evaluation.add_argument("--out", type=Path, metavar="DIR", help="keep results, traces and the summary there")
+    evaluation.add_argument("--resume", action="store_true", help="go on where the evaluation in --out was stopped")
     evaluation.add_argument("--traces", type=Path, metavar="FILE", help="write every trajectory there, JSON lines")
+    _set_option(evaluation, "environment.schema_tokens=4000, endpoint.concurrency=32")
     _common(evaluation)
 
     synth = _verb(verbs, "synth", synth_verb, "make verified tasks from any SQLite database")
@@ -107,8 +115,8 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
 
 
-def _set_option(parser: argparse.ArgumentParser) -> None:
-    text = "change a setting, e.g. tasks.database=my.sqlite, stages.4.steps=60, profile=smoke"
+def _set_option(parser: argparse.ArgumentParser, examples: str = "tasks.database=my.sqlite, stages.4.steps=60, profile=smoke") -> None:
+    text = f"change a setting, e.g. {examples}"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
 
 
@@ -128,6 +136,19 @@ def _settings_help() -> str:
 
     lines = ["settings of a recipe (TOML), each of which --set can change:"]
     for key, default, text in describe(Recipe):
+        lines.append(f"  {key} = {default}\n      {text}")
+    return "\n".join(lines)
+
+
+def _eval_settings_help() -> str:
+    """Every setting of `savepoint eval`."""
+    if not {"-h", "--help"} & set(sys.argv):
+        return ""
+    from savepoint.config import describe
+    from savepoint.evals.command import EvalSettings
+
+    lines = ["settings, each of which --set can change (environment: by default those that the policy was trained with):"]
+    for key, default, text in describe(EvalSettings):
         lines.append(f"  {key} = {default}\n      {text}")
     return "\n".join(lines)
 
@@ -183,19 +204,20 @@ def plan_verb(arguments: argparse.Namespace) -> int:
 
 
 def eval_verb(arguments: argparse.Namespace) -> int:
-    """`savepoint eval`."""
-    from savepoint.evals.command import evaluate_command
+    """`savepoint eval`: status 1 when an episode failed for our reasons or the endpoint's."""
+    from savepoint.evals.command import EvalOptions, evaluate_command
     from savepoint.progress import Progress
     from savepoint.tables import print_evaluation
 
+    options = EvalOptions(
+        engine=arguments.engine, samples=arguments.samples, mode="single_turn" if arguments.single_turn else "agentic", temperature=arguments.temperature,
+        seed=arguments.seed, max_tokens=arguments.max_tokens, base_url=arguments.base_url, out=arguments.out, resume=arguments.resume,
+        traces=arguments.traces, settings=arguments.set,
+    )  # fmt: skip
     with Progress(f"evaluating {arguments.model}", stages=[], quiet=arguments.json) as progress:
-        result = evaluate_command(
-            arguments.model, arguments.tasks, arguments.databases, samples=arguments.samples, mode="single_turn" if arguments.single_turn else "agentic",
-            temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed, traces=arguments.traces, store=arguments.store,
-            progress=progress,
-        )  # fmt: skip
+        result = evaluate_command(arguments.model, arguments.tasks, arguments.databases, options, store=arguments.store, progress=progress)
     _print(result) if arguments.json else print_evaluation(result)
-    return 0
+    return int("infra" in result["outcomes"])
 
 
 def synth_verb(arguments: argparse.Namespace) -> int:

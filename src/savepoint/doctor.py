@@ -19,7 +19,7 @@ def examine(store: str | Path | None = None) -> list[dict[str, Any]]:
         _memory(),
     ]
     findings += [_finding(what, works, detail, needed=what in ("apsw", "vfs", "store")) for what, works, detail in state.doctor(store)]
-    findings += [_package(name) for name in ("torch", "transformers", "tokenizers", "gymnasium", "tensorboard")]
+    findings += [_package(name) for name in ("torch", "transformers", "tokenizers", "gymnasium", "tensorboard", "openai")]
     findings.append(_gpu())
     return findings
 

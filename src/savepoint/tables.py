@@ -55,10 +55,20 @@ def print_evaluation(result: dict[str, Any]) -> None:
     table.add_row("all", percent(result), str(result["n"]))
     for name, rate in result["by_category"].items():
         table.add_row(escape(name), percent(rate), str(rate["n"]))
+    for name, form in (("pass_at", "pass@"), ("pass_hat", "pass^")):
+        for k, rate in result[name].items():
+            table.add_row(f"{form}{k}", percent(rate), f"{rate['n']} tasks")
     console.print(table)
-    for k, value in result["pass_at"].items():
-        console.print(f"pass@{k}: {100 * value:.1f} %", highlight=False)
     console.print("outcomes: " + ", ".join(f"{code} {count}" for code, count in result["outcomes"].items()), highlight=False)
+    usage = result["usage"]
+    if usage.get("requests"):
+        read, said = (f"{usage.get(name, 0):,.0f}" for name in ("prompt_tokens", "completion_tokens"))
+        price = f", price {usage['price']:.4f}" if usage.get("price") else ""
+        console.print(f"{usage['requests']:,.0f} messages, {read} prompt and {said} completion tokens{price}", highlight=False)
+    for episode, reason in list(result["faults"].items())[:5]:
+        console.print(f"not counted: {escape(episode)}: {escape(str(reason))}", highlight=False, soft_wrap=True)
+    if len(result["faults"]) > 5:
+        console.print(f"... and {len(result['faults']) - 5} more", highlight=False)
 
 
 def print_synthesis(result: dict[str, Any]) -> None:

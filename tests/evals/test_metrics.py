@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from savepoint.evals.metrics import pass_at_k, success_rate, wilson
+from savepoint.evals.metrics import over_tasks, pass_at_k, pass_hat_k, success_rate, wilson
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,34 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_success(case):
 def test_pass_at_k_needs_enough_samples():
     with pytest.raises(ValueError, match="k = 5"):
         pass_at_k(4, 1, 5)
+
+
+@given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_hat_k_is_the_share_of_draws_that_hold_nothing_but_successes(case):
+    n, c, k = case
+    draws = list(combinations([True] * c + [False] * (n - c), k))
+    assert pass_hat_k(n, c, k) == pytest.approx(sum(map(all, draws)) / len(draws))
+
+
+def test_pass_hat_k_needs_enough_samples():
+    with pytest.raises(ValueError, match="k = 5"):
+        pass_hat_k(4, 1, 5)
+
+
+def test_over_tasks_averages_estimates_and_leaves_out_tasks_with_too_few_samples():
+    rate = over_tasks(pass_hat_k, [(4, 4), (4, 2), (4, 0), (1, 1)], 2)
+    assert rate["success"] == pytest.approx((1 + 1 / 6 + 0) / 3) and rate["n"] == 3
+    low, high = wilson(3 * rate["success"], 3)
+    assert rate["low"] <= low and rate["high"] >= high
+    assert over_tasks(pass_at_k, [(1, 1)], 2) == {"success": None, "low": None, "high": None, "n": 0}
+
+
+def test_intervals_of_pass_hat_k_cover_at_least_as_often_as_they_say():
+    rng = np.random.default_rng(3)
+    truth = np.mean(rng.beta(0.6, 0.6, 200_000) ** 2)  # E[p^2] over tasks whose own success rates differ widely
+    hits = 0
+    for _ in range(400):
+        wins = rng.binomial(4, rng.beta(0.6, 0.6, 60))
+        rate = over_tasks(pass_hat_k, [(4, int(c)) for c in wins], 2)
+        hits += rate["low"] <= truth <= rate["high"]
+    assert hits / 400 >= 0.93

@@ -114,6 +114,27 @@ def test_failed_sibling_does_not_move_the_baseline(world: World, chat: CompactCh
     assert [t.advantage for t in group.trajectories[:3]] == [t.advantage for t in healthy.trajectories]
 
 
+def test_a_task_whose_environments_cannot_be_opened_fails_alone(world: World, chat: CompactChat, monkeypatch: pytest.MonkeyPatch):
+    real = SqlEnv.reset
+
+    def refuses(self: SqlEnv, *, seed: int | None = None, options: dict | None = None):
+        if refused(options["task"].instance_id):  # type: ignore[index]
+            raise StateError("no room")
+        return real(self, seed=seed, options=options)
+
+    monkeypatch.setattr(SqlEnv, "reset", refuses)
+    refused = lambda name: name == "p1"  # noqa: E731
+    gold = submit("SELECT town FROM people WHERE age > 40")
+    bad, good = roll(world, chat, [[gold], [gold]], tasks=[debugging(), renamed()], group_size=2)
+    assert [(t.status, t.outcome, t.reason, t.reward, t.ids) for t in bad.trajectories] == [("failed", "infra", "no room", None, [])] * 2
+    assert [t.reward for t in good.trajectories] == [1.0, 1.0]
+    assign_advantages([bad, good])
+    assert {t.advantage for t in bad.trajectories} == {0.0}
+    refused = lambda name: True  # noqa: E731
+    with pytest.raises(StateError, match="no environment could be opened for any of 2 tasks: no room"):
+        roll(world, chat, [[gold], [gold]], tasks=[debugging(), renamed()], group_size=1)
+
+
 def test_groups_come_back_in_the_order_of_their_tasks(world: World, chat: CompactChat):
     gold = submit("SELECT town FROM people WHERE age > 40")
     groups = roll(world, chat, [[GOLD], [GOLD], [gold], [GOLD]], tasks=[debugging(), renamed()], group_size=2)

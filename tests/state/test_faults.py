@@ -85,9 +85,7 @@ def test_02_no_file_name_reaches_a_sibling(lease: Lease):
 def test_02_the_vfs_itself_opens_no_other_file(lease: Lease, tmp_path: Path):
     """With the authorizer off, as if it had a hole."""
     session, other = lease(), lease()
-    connection = session._lease.connection
-    assert connection is not None
-    connection.raw.authorizer = None
+    session._lease.open().raw.authorizer = None
     for name in (str(tmp_path / "leak"), "database", other._lease.volume.name, "file:x?vfs=unix", f"file:database?vfs={other._lease.volume.name}", ":memory:x"):
         assert session.execute(f"ATTACH '{name}' AS x").status != "ok", name
         assert session.execute(f"VACUUM INTO '{name}'").status != "ok", name
@@ -131,9 +129,7 @@ def test_05_many_short_statements_meet_the_deadline(lease: Lease):
 
 def test_05_the_clock_is_looked_at_between_statements(session: Session, monkeypatch: pytest.MonkeyPatch):
     """Without the watchdog, and without the authorizer, which looks at it as well: as if each interrupt fell between two statements."""
-    connection = session._lease.connection
-    assert connection is not None
-    connection.raw.authorizer = None
+    session._lease.open().raw.authorizer = None
     monkeypatch.setattr("savepoint.state.watchdog.watchdog.arm", lambda at, ring: None)
     monkeypatch.setattr("savepoint.state.watchdog.watchdog.disarm", lambda alarm: None)
     result = session.execute("SELECT 1;" * 28_000, deadline_s=0.02)

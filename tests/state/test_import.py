@@ -311,7 +311,7 @@ def test_a_store_that_cannot_be_made(tmp_path: Path):
 
 
 def test_an_unknown_backend_and_workers_are_refused():
-    for arguments, words in (({"kind": "oracle"}, "only 'sqlite'"), ({"workers": 4}, "workers must be 0")):
+    for arguments, words in (({"kind": "oracle"}, "only 'sqlite'"), ({"workers": -1}, "at least one of each"), ({"ship": "call"}, "only with workers")):
         with pytest.raises(UserError, match=words):
             open_backend(**arguments)  # type: ignore[arg-type]
 

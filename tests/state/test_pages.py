@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -12,7 +13,7 @@ import pytest
 
 from savepoint.state import StateError
 from savepoint.state.sqlite import vfs
-from savepoint.state.sqlite.pages import PAGE_QUOTA, Image, PageStore, Volume
+from savepoint.state.sqlite.pages import HOST_FULL, PAGE_QUOTA, Image, PageStore, Volume
 
 PAGE = 512
 MANY = 1 << 20
@@ -36,11 +37,16 @@ def image(store: PageStore, content: bytes, tmp_path: Path) -> Image:
 
 
 def open_file(volume: Volume) -> apsw.VFSFile:
+    volume.register(True)
     return apsw.VFSFile(volume.name, "database", [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
 
 
 def everything(file: apsw.VFSFile) -> bytes:
     return file.xRead(file.xFileSize(), 0)
+
+
+def pages_of(delta: bytes) -> Iterator[int]:
+    return (number for number, _ in struct.iter_unpack(f"=q{PAGE}s", delta))
 
 
 def patched(base: bytes, size: int, delta: bytes) -> bytes:
@@ -56,6 +62,7 @@ def patched(base: bytes, size: int, delta: bytes) -> bytes:
 def test_a_volume_behaves_as_a_file(store: PageStore, image: Image, content: bytes, seed: int):
     rng = random.Random(seed)
     volume = store.volume(image, None, MANY, MANY)
+    equal = volume.freeze()
     file, model, snapshots = open_file(volume), bytearray(content), [(image, content)]
     for _ in range(300):
         action = rng.random()
@@ -84,6 +91,15 @@ def test_a_volume_behaves_as_a_file(store: PageStore, image: Image, content: byt
             frozen = volume.freeze()
             assert patched(content, frozen.size, frozen.delta()) == bytes(model)
             snapshots.append((frozen, bytes(model)))
+        elif action < 0.96:
+            earlier, contents = rng.choice(snapshots)  # an earlier state and what changed since make the present one
+            frozen, other = volume.freeze(), store.volume(image, earlier, MANY, MANY)
+            other.apply(memoryview(frozen.delta(earlier)), frozen.size)
+            assert other.freeze().delta() == frozen.delta()
+            other.close()
+            counted = store.volume(equal, frozen, MANY, MANY)  # another origin with the same contents: the differences are counted anew
+            assert counted.stats().delta_pages == volume.stats().delta_pages
+            counted.close()
         elif action < 0.98:
             file.xClose()
             frozen, contents = rng.choice(snapshots)
@@ -99,6 +115,87 @@ def test_a_volume_behaves_as_a_file(store: PageStore, image: Image, content: byt
     stats = volume.stats()
     assert (stats.delta_pages, stats.same_size) == (0, True)
     volume.close()
+
+
+def test_a_delta_since_an_image_holds_what_was_written_and_no_more(store: PageStore, image: Image):
+    volume = store.volume(image, None, MANY, MANY)
+    file = open_file(volume)
+    for page in range(100):
+        file.xWrite(os.urandom(PAGE), page * PAGE)
+    earlier = volume.freeze()
+    for page in (3, 97, 131):
+        file.xWrite(os.urandom(PAGE), page * PAGE)
+    assert list(pages_of(volume.freeze().delta(earlier))) == [3, 97, 131]
+    assert volume.freeze().delta(volume.freeze()) == b""
+    file.xClose()
+    volume.close()
+
+
+def test_what_cannot_be_applied_is_refused(store: PageStore, image: Image):
+    def page(number: int) -> bytes:
+        return struct.pack("=q", number) + bytes(PAGE)
+
+    volume = store.volume(image, None, 5, MANY)
+    for pages in (b"x", page(-100000), page(1 << 40), page(150)[:-1]):
+        with pytest.raises(StateError, match="applying a delta"):
+            volume.apply(memoryview(pages), 150 * PAGE)
+        volume.restore(None)
+    with pytest.raises(StateError, match="applying a delta"):
+        volume.apply(memoryview(b"".join(map(page, range(6)))), 150 * PAGE)
+    file = open_file(volume)
+    with pytest.raises(StateError):
+        volume.apply(memoryview(page(1)), 150 * PAGE)
+    file.xClose()
+    volume.close()
+
+
+def test_writes_count_what_changed(store: PageStore, image: Image, content: bytes):
+    volume = store.volume(image, None, MANY, MANY)
+    file = open_file(volume)
+    before = volume.stats().writes
+    file.xWrite(content[:PAGE], 0)
+    assert volume.stats().writes == before
+    file.xWrite(bytes(PAGE), 0)
+    assert volume.stats().writes > before
+    file.xClose()
+    volume.close()
+
+
+def test_a_parked_volume_is_no_name_that_sqlite_knows(store: PageStore, image: Image):
+    volume = store.volume(image, None, MANY, MANY)
+    assert volume.name not in apsw.vfs_names()
+    file = open_file(volume)
+    assert volume.name in apsw.vfs_names()
+    file.xClose()
+    volume.register(False)
+    assert volume.name not in apsw.vfs_names()
+    volume.close()
+
+
+def test_a_process_has_a_budget_and_what_is_beyond_it_is_spilled_or_refused(store: PageStore, image: Image, tmp_path: Path):
+    start = store.usage()[0]
+    volume = store.volume(image, None, MANY, MANY)
+    file = open_file(volume)
+    with (tmp_path / "spill").open("w+b") as spill:
+        try:
+            store.budget(((start + 10 * PAGE + 2) // 3) * 4 if store.kind == "c" else start + 10 * PAGE, -1, 0)  # a quarter is kept for temporary files
+            with pytest.raises(apsw.FullError):
+                for page in range(20):
+                    file.xWrite(os.urandom(PAGE), page * PAGE)
+            assert (volume.stats().refused, volume.stats().delta_pages) == (HOST_FULL, 10)
+            if store.kind == "c":
+                store.budget(((start + 10 * PAGE + 2) // 3) * 4, spill.fileno(), 8 << 20)
+                model = [os.urandom(PAGE) for _ in range(120)]
+                for page, data in enumerate(model):
+                    file.xWrite(data, page * PAGE)
+                assert everything(file)[: 120 * PAGE] == b"".join(model)
+                assert store.usage()[0] <= start + 10 * PAGE
+                assert 0 < store.usage()[1] <= 8 << 20
+        finally:
+            file.xClose()
+            volume.close()
+            store.budget(0, spill.fileno() if store.kind == "c" else -1, 0)
+    assert store.usage()[0] == start
 
 
 def test_equal_contents_have_equal_deltas_whatever_the_way(store: PageStore, image: Image, content: bytes):
@@ -136,6 +233,7 @@ def test_a_volume_has_one_open_connection_and_is_restored_without(store: PageSto
 @pytest.mark.parametrize("flag", [apsw.SQLITE_OPEN_TEMP_DB, apsw.SQLITE_OPEN_TRANSIENT_DB, apsw.SQLITE_OPEN_WAL])
 def test_no_file_with_a_name_is_opened(store: PageStore, image: Image, tmp_path: Path, flag: int):
     volume = store.volume(image, None, MANY, MANY)
+    volume.register(True)
     with pytest.raises(apsw.CantOpenError):
         apsw.VFSFile(volume.name, str(tmp_path / "leak"), [flag | apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, 0])
     assert not (tmp_path / "leak").exists()

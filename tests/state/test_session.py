@@ -163,16 +163,6 @@ def test_a_page_digest_depends_on_base_size_and_delta():
     assert len(digests) == 8 and page_digest("a", 4096, 4096, b"") == "a"
 
 
-def test_a_delta_lists_exactly_the_pages_that_differ(session: Session):
-    assert session.delta() == b""
-    session.execute("UPDATE customer SET name = 'x' WHERE id = 1")
-    entry = 8 + session.image.page_size
-    delta = session.delta()
-    assert len(delta) == session.stats().delta_pages * entry
-    numbers = [int.from_bytes(delta[at : at + 8], "little") for at in range(0, len(delta), entry)]
-    assert numbers == sorted(numbers) and numbers[0] == 0, "page one holds the change counter"
-
-
 def test_an_export_that_cannot_be_written_leaves_nothing(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match="cannot be written: No such file"):
         session.export(tmp_path / "no" / "folder.sqlite")

@@ -14,9 +14,8 @@ from savepoint.curriculum.demonstrations import demonstrate, demonstrations
 from savepoint.curriculum.plan import GrpoStage, Mode, Recipe, SftStage
 from savepoint.curriculum.source import open_source
 from savepoint.curriculum.summary import Ledger, environment_of_run, summary_of
-from savepoint.envs.sql.env import Budget, SqlEnv
+from savepoint.envs.sql.env import SqlEnv
 from savepoint.envs.sql.grade import Grader
-from savepoint.envs.sql.observation import ObservationFormat
 from savepoint.envs.sql.tasks import Task, write_tasks
 from savepoint.errors import Interrupted, UserError
 from savepoint.evals.evaluate import evaluate, summarise
@@ -25,7 +24,7 @@ from savepoint.progress import Progress
 from savepoint.rollout.driver import SamplingLimits
 from savepoint.rollout.engines.embedded import EmbeddedEngine
 from savepoint.rollout.render import Chat, CompactChat, train_tokenizer
-from savepoint.state import SqliteBackend, open_backend
+from savepoint.state import Backend, open_backend
 from savepoint.train.bundle import load_bundle, save_bundle
 from savepoint.train.grpo import Grpo
 from savepoint.train.policy import Policy
@@ -47,7 +46,7 @@ def run_recipe(recipe: Recipe, profile: str | None, folder: Path, *, resume: boo
         _begin(folder, recipe, profile)
     run = Run(folder, recipe.seed, progress, tensorboard=recipe.tensorboard)
     try:
-        with open_backend("sqlite", store=store) as backend, run.stoppable():
+        with open_backend("sqlite", store=store, **recipe.state.options()) as backend, run.stoppable():
             return Pipeline(recipe, profile, run, backend, resume).run()
     except UserError:
         if not resume and not (folder / "tasks").exists():
@@ -88,7 +87,7 @@ def _clear(folder: Path, made: bool) -> None:
 class Pipeline:
     """The stages of one run, over one database, policy and engine."""
 
-    def __init__(self, recipe: Recipe, profile: str | None, run: Run, backend: SqliteBackend, resume: bool) -> None:
+    def __init__(self, recipe: Recipe, profile: str | None, run: Run, backend: Backend, resume: bool) -> None:
         self.recipe, self.profile, self.run_, self.backend = recipe, profile, run, backend
         self.ledger = Ledger()
         checkpoint = run.load() if resume else None
@@ -214,10 +213,7 @@ class Pipeline:
 
     def environment(self, mode: Mode) -> SqlEnv:
         """A fresh environment in a mode, with the recipe's budgets and observation format."""
-        settings = self.recipe.environment
-        budget = Budget(settings.max_turns, max_seconds=settings.max_seconds, statement_s=settings.statement_seconds)
-        form = ObservationFormat(max_rows=settings.rows_shown, max_cell=settings.cell_shown, digits=settings.digits_shown)
-        return SqlEnv(mode=mode, budget=budget, observation=form, prompt=settings.prompt, world=self.source.world, grader=self.grader)
+        return self.recipe.environment.environment(mode, self.source.world, self.grader)
 
     def _policy(self) -> tuple[Policy, Chat]:
         """The policy to start from and its chat: a local model's, or a tiny one whose tokenizer is learned from demonstrations."""
@@ -316,7 +312,8 @@ class Pipeline:
         """`summary.json`: what happened, at what cost, and whether it reached what such a run is for."""
         summary = summary_of(self.ledger) | {
             "recipe": self.recipe.name, "seed": self.recipe.seed, "profile": self.profile, "database": self.source.description,
-            "environment": environment_of_run(self.policy.model.config._attn_implementation), "settings": self.recipe.model_dump(mode="json"),
+            "environment": environment_of_run(self.policy.model.config._attn_implementation, self.backend.manifest()),
+            "settings": self.recipe.model_dump(mode="json"),
         }  # fmt: skip
         with self.run_.write_guard():
             write_atomically(self.run_.folder / "summary.json", json.dumps(summary, indent=1))

@@ -12,6 +12,7 @@ from savepoint.config import Settings, build, parse_assignment, read_toml, set_v
 from savepoint.curriculum.demonstrations import DemonstratorSettings
 from savepoint.envs.sql.bugs import BUGS
 from savepoint.envs.sql.queries import FORMS
+from savepoint.envs.sql.settings import EnvironmentSettings, StateSettings
 from savepoint.errors import UserError
 from savepoint.train.grpo import GrpoSettings
 from savepoint.train.policy import TinyConfig
@@ -53,20 +54,6 @@ class PolicySettings(TinyConfig):
     model: str | None = Field(None, description="folder of a transformers model to start from; the other settings of [policy] are then unused")
 
 
-class EnvironmentSettings(Settings):
-    """Budgets of an episode, and how much of a result the agent sees."""
-
-    prompt: Literal["brief", "full"] = Field("brief", description="brief: what a tiny model reads; full: instructions and schema, for large models")
-    max_turns: int = Field(4, ge=1, description="messages of the agent in an agentic episode; the last must submit")
-    max_message_tokens: int = Field(64, ge=1, description="tokens of one message")
-    max_tokens: int = Field(400, ge=16, description="tokens of a whole trajectory, prompt and observations included")
-    max_seconds: float | None = Field(None, gt=0, description="wall-clock budget of an episode")
-    statement_seconds: float = Field(2.0, gt=0, description="deadline of one statement")
-    rows_shown: int = Field(1, ge=1, description="rows of a result that the agent reads")
-    cell_shown: int = Field(40, ge=1, description="characters of a value that the agent reads")
-    digits_shown: int = Field(6, ge=1, le=17, description="significant digits of a REAL that the agent reads")
-
-
 class EvaluationSettings(Settings):
     """Evaluation on held-out tasks, before the first stage and after each."""
 
@@ -106,6 +93,7 @@ class Recipe(Settings):
     policy: PolicySettings = Field(default_factory=PolicySettings)
     environment: EnvironmentSettings = Field(default_factory=EnvironmentSettings)
     demonstrator: DemonstratorSettings = Field(default_factory=DemonstratorSettings)
+    state: StateSettings = Field(default_factory=StateSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     stages: tuple[Annotated[SftStage | GrpoStage, Field(discriminator="kind")], ...] = Field(min_length=1)
 

@@ -13,7 +13,7 @@ from savepoint.envs.sql.synth import Synthesizer
 from savepoint.envs.sql.tasks import Task, read_tasks
 from savepoint.envs.sql.world import World
 from savepoint.errors import UserError
-from savepoint.state import SqliteBackend
+from savepoint.state import Backend
 
 _STALE = 1000  # so many draws in a row without a new task: the database has no more
 
@@ -32,7 +32,7 @@ class TaskSource(Protocol):
 class MadeTasks:
     """Fresh verified tasks over one database. Held out: `n` tasks, drawn from a stream of their own, the same for every seed of a run."""
 
-    def __init__(self, settings: TaskSettings, backend: SqliteBackend, folder: Path, each: Callable[[int], None] = lambda done: None) -> None:
+    def __init__(self, settings: TaskSettings, backend: Backend, folder: Path, each: Callable[[int], None] = lambda done: None) -> None:
         path = Path(settings.database)
         if settings.database in databases.names():
             path = databases.place(settings.database, folder)
@@ -73,7 +73,7 @@ class MadeTasks:
 class FiledTasks:
     """Tasks of two files over a folder of databases."""
 
-    def __init__(self, settings: TaskSettings, backend: SqliteBackend) -> None:
+    def __init__(self, settings: TaskSettings, backend: Backend) -> None:
         assert settings.file and settings.heldout_file and settings.databases
         self.world = World(settings.databases, backend=backend)
         self.heldout = read_tasks(Path(settings.heldout_file))[: settings.heldout]
@@ -90,6 +90,6 @@ class FiledTasks:
         return self.tasks[rng.randrange(len(self.tasks))]
 
 
-def open_source(settings: TaskSettings, backend: SqliteBackend, folder: Path, each: Callable[[int], None] = lambda done: None) -> TaskSource:
+def open_source(settings: TaskSettings, backend: Backend, folder: Path, each: Callable[[int], None] = lambda done: None) -> TaskSource:
     """The tasks that the settings name. UserError for a file, database or task that cannot be used."""
     return FiledTasks(settings, backend) if settings.file else MadeTasks(settings, backend, folder, each)

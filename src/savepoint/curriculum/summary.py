@@ -126,8 +126,8 @@ def gain(ledger: Ledger) -> dict[str, Any] | None:
     return out
 
 
-def environment_of_run(attention: str) -> dict[str, Any]:
-    """Versions and levels that a run's figures depend on. attention: what the learner's model computes attention with."""
+def environment_of_run(attention: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Versions and levels that a run's figures depend on. attention: what the learner's model computes attention with. state: the backend's manifest."""
     import apsw
     import torch
     import transformers
@@ -138,5 +138,6 @@ def environment_of_run(attention: str) -> dict[str, Any]:
     return {
         "python": platform.python_version(), "platform": platform.platform(), "torch": torch.__version__, "threads": torch.get_num_threads(),
         "transformers": transformers.__version__, "apsw": apsw.apsw_version(), "sqlite": apsw.sqlite_lib_version(),
-        "state_backend": "sqlite", "vfs": status["vfs"], "sandbox_level": "in-process", "attention_backend": attention,
+        "state_backend": state["backend"], "state_workers": state["workers"], "vfs": status["vfs"], "sandbox_level": state["sandbox_level"],
+        "sandbox": state["sandbox"], "attention_backend": attention,
     }  # fmt: skip

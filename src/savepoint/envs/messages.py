@@ -8,6 +8,11 @@ from typing import Any, Literal
 Role = Literal["system", "user", "assistant", "tool"]
 
 
+def bytes_over_four(text: str) -> int:
+    """A count of tokens that needs no tokenizer, and so is the same for every model: four bytes of UTF-8 make one."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A structured call, as the policy made it and as the loop recorded it. Rewards look at nothing else."""

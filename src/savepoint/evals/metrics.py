@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Z95 = 1.959964
@@ -52,6 +52,25 @@ def success_rate(outcomes: Sequence[Sequence[float]]) -> dict[str, Any]:
     interval = wilson(p * effective, effective)
     assert interval is not None
     return {"success": p, "low": interval[0], "high": interval[1], "n": n}
+
+
+def pass_hat_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate of the probability that all of `k` samples succeed (pass^k), from `n` samples of which `c` did.
+
+    C(c, k) / C(n, k) (arXiv:2406.12045, section 3). ValueError unless 0 <= c <= n and 1 <= k <= n.
+    """
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass_hat_k: needs 0 <= c <= n and 1 <= k <= n, not n = {n}, c = {c}, k = {k}")
+    return math.comb(c, k) / math.comb(n, k)
+
+
+def over_tasks(estimate: Callable[[int, int, int], float], counts: Sequence[tuple[int, int]], k: int) -> dict[str, Any]:
+    """The mean over tasks of `estimate(n, c, k)`, with a 95 % interval as `success_rate` gives it; n is then the number of tasks.
+
+    counts: (n, c) of each task; those with fewer than k samples are left out. One task is one observation, and the interval no narrower than
+    Wilson's for as many trials: of all values in [0, 1] with one mean, zeros and ones vary most.
+    """
+    return success_rate([[estimate(n, c, k)] for n, c in counts if n >= k])
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

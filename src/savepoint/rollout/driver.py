@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from savepoint.envs.messages import Message
 from savepoint.envs.sql.env import SqlEnv, make_action
 from savepoint.envs.sql.tasks import Task
-from savepoint.rollout.engines.base import Engine, Sampled
+from savepoint.rollout.engines.base import Sampled, Sampler
+from savepoint.rollout.episode import MessageEpisode
 from savepoint.rollout.render import Chat, Rendered
 from savepoint.rollout.trajectory import Group, Trajectory, Turn
 from savepoint.state import StateError
@@ -24,67 +24,34 @@ class SamplingLimits:
     temperature: float = 1.0
 
 
-class Episode:
-    """One trajectory in the making: the environment's side of it, one message at a time.
-
-    A failure of ours (the state layer's, not the agent's SQL) marks the trajectory `failed`: it has no reward and moves no baseline.
-    """
+class Episode(MessageEpisode):
+    """One trajectory in the making, in tokens: messages are parsed from what was sampled, and observations rendered to be appended."""
 
     def __init__(self, env: SqlEnv, chat: Chat, task: Task, *, seed: int, group: int, member: int, weight_version: int) -> None:
-        self.env, self.chat, self.over = env, chat, False
-        self.trajectory = Trajectory(task.instance_id, seed, group, member, category=task.category, mode=env.mode, weight_version=weight_version)
-        self.environment_s = 0.0
-        started = time.perf_counter()
-        try:
-            env.reset(seed=seed, options={"task": task})
-        except StateError as error:
-            self._fail(error)
-        self.environment_s += time.perf_counter() - started
-        self.opening = env.messages if not self.over else ()
+        super().__init__(env, task, seed=seed, group=group, member=member, weight_version=weight_version)
+        self.chat = chat
 
     def respond(self, ids: Sequence[int], finish: str) -> list[int] | None:
         """Take the policy's message (its tokens, stop token included) and give what is appended, or None when the episode is over."""
-        trajectory = self.trajectory
         message = self.chat.parse(ids)
-        call = asdict(message.tool_call) if message.tool_call else None
-        turn = Turn("assistant", message.content, (0, len(ids)), tool_call=call, reward=0.0, finish_reason="stop" if finish == "stop" else "length")
-        trajectory.turns.append(turn)
-        started = time.perf_counter()
-        try:
-            if finish != "stop":
-                text, reward, terminated, truncated, info = self.env.cut("message_budget")
-            else:
-                text, reward, terminated, truncated, info = self.env.step(make_action(message))
-        except StateError as error:
-            self._fail(error)
+        text = self.take(message, make_action(message), "stop" if finish == "stop" else "length", len(ids))
+        if text is None:
             return None
-        finally:
-            self.environment_s += time.perf_counter() - started
-        if not terminated and not truncated:
-            answer = self.chat.reply(Message("tool", text))
-            trajectory.turns.append(Turn("tool", "", (0, len(answer)), observation=text))
-            return answer
-        turn.reward = trajectory.reward = info["reward"]
-        trajectory.outcome, trajectory.reason, self.over = info["outcome"], info["reason"], True
-        trajectory.status = "failed" if info["reward"] is None else "truncated" if truncated else "invalid" if info["reason"] == "no_call" else "ok"
-        return None
+        answer = self.chat.reply(Message("tool", text))
+        self.trajectory.turns[-1].span = (0, len(answer))
+        return answer
 
     def finish(self, sampled: Sampled, prompt: Rendered) -> Trajectory:
         """The trajectory with its tokens, `prompt` being what they begin with; an episode that the engine cut for length ends here, truncated."""
         trajectory = self.trajectory
         if not self.over:
-            info = self.env.cut("token_budget")[-1]
-            trajectory.status, trajectory.reward, trajectory.outcome, trajectory.reason = "truncated", info["reward"], info["outcome"], info["reason"]
+            self.cut("token_budget")
         trajectory.ids, trajectory.mask, trajectory.logprobs = list(sampled.ids), list(sampled.mask), list(sampled.logprobs)
         _place(trajectory.turns, len(prompt.ids), len(trajectory.ids))
         opening = [Turn(m.role, m.content, span) for m, span in zip(self.opening, prompt.spans, strict=True)] if self.opening else []
         trajectory.turns = opening + trajectory.turns
         trajectory.cost = {"environment_s": self.environment_s}
         return trajectory
-
-    def _fail(self, error: StateError) -> None:
-        self.trajectory.status, self.trajectory.reason, self.trajectory.outcome = "failed", str(error), "infra"
-        self.trajectory.reward, self.over = None, True
 
 
 def _place(said: list[Turn], at: int, length: int) -> None:
@@ -95,7 +62,7 @@ def _place(said: list[Turn], at: int, length: int) -> None:
 
 
 def rollout(
-    tasks: Sequence[Task], group_size: int, engine: Engine, chat: Chat, make_env: Callable[[], SqlEnv], limits: SamplingLimits, *, seed: int
+    tasks: Sequence[Task], group_size: int, engine: Sampler, chat: Chat, make_env: Callable[[], SqlEnv], limits: SamplingLimits, *, seed: int
 ) -> list[Group]:
     """`group_size` trajectories for each task, as groups in the order of `tasks`.
 
@@ -105,16 +72,10 @@ def rollout(
         Episode(make_env(), chat, task, seed=seed, group=g, member=m, weight_version=engine.version) for g, task in enumerate(tasks) for m in range(group_size)
     ]
     try:
-        openings = [_opening(episodes[g * group_size : (g + 1) * group_size]) for g in range(len(tasks))]
-        prompts = [chat.prompt(messages, episodes[0].env.tools) for messages in openings]
-
-        def respond(slot: int, ids: list[int], finish: str) -> list[int] | None:
-            return None if episodes[slot].over else episodes[slot].respond(ids, finish)
-
-        sampled = engine.generate(
-            [prompt.ids for prompt in prompts], group_size, respond, stop_ids=chat.stop_ids, temperature=limits.temperature,
-            max_message_tokens=limits.max_message_tokens, max_tokens=limits.max_tokens, seed=seed,
-        )  # fmt: skip
+        prompts = [_prompt(episodes[g * group_size : (g + 1) * group_size], chat) for g in range(len(tasks))]
+        if len(tasks) > 1 and not any(prompt.ids for prompt in prompts):
+            raise StateError(f"no environment could be opened for any of {len(tasks)} tasks: {episodes[0].trajectory.reason}")
+        sampled = _generate(episodes, prompts, group_size, engine, chat, limits, seed)
         done = [episode.finish(one, prompts[i // group_size]) for i, (episode, one) in enumerate(zip(episodes, sampled, strict=True))]
     finally:
         for episode in episodes:
@@ -124,12 +85,32 @@ def rollout(
     return [Group(task.instance_id, done[g * group_size : (g + 1) * group_size]) for g, task in enumerate(tasks)]
 
 
-def _opening(members: Sequence[Episode]) -> Sequence[Message]:
-    """The prompt that a group shares. A member whose environment could not even start has none."""
+def _prompt(members: Sequence[Episode], chat: Chat) -> Rendered:
+    """The prompt that a group shares; empty where no environment of the group could be opened, which makes all of it `failed`."""
     opening = next((episode.opening for episode in members if not episode.over), None)
-    if opening is None:
-        raise StateError(f"no environment could be opened for task {members[0].trajectory.task}: {members[0].trajectory.reason}")
-    return opening
+    return Rendered([], [], []) if opening is None else chat.prompt(opening, members[0].env.tools)
+
+
+def _generate(
+    episodes: Sequence[Episode], prompts: Sequence[Rendered], group_size: int, engine: Sampler, chat: Chat, limits: SamplingLimits, seed: int
+) -> list[Sampled]:
+    """What the engine samples for each episode. A prompt that leaves no room to sample is the budget's end before the first message: it is not asked for."""
+    sampled = [Sampled(list(prompt.ids), [False] * len(prompt.ids), [0.0] * len(prompt.ids), "length") for prompt in prompts for _ in range(group_size)]
+    fits = [i for i, prompt in enumerate(prompts) if 0 < len(prompt.ids) < limits.max_tokens]
+    slots = [i * group_size + member for i in fits for member in range(group_size)]
+
+    def respond(slot: int, ids: list[int], finish: str) -> list[int] | None:
+        episode = episodes[slots[slot]]
+        return None if episode.over else episode.respond(ids, finish)
+
+    if fits:
+        generated = engine.generate(
+            [prompts[i].ids for i in fits], group_size, respond, stop_ids=chat.stop_ids, temperature=limits.temperature,
+            max_message_tokens=limits.max_message_tokens, max_tokens=limits.max_tokens, seed=seed,
+        )  # fmt: skip
+        for slot, one in zip(slots, generated, strict=True):
+            sampled[slot] = one
+    return sampled
 
 
 def audit(trajectory: Trajectory) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from savepoint.envs.messages import Message, ToolCall
@@ -137,6 +138,8 @@ class CompactChat:
         return [i for piece in _INSIDE_MARKER.split(text) for i in self.tokenizer.encode(piece, add_special_tokens=False).ids]
 
 
+# A code point that Unicode sets aside for use inside programs.
+_BREAK = "\ufdd0"
 _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _INSTRUCTIONS = (
     "\n\nYou may call these functions; their signatures are JSON, one a line:\n<tools>\n{schemas}\n</tools>\n"
@@ -158,11 +161,13 @@ class TemplateChat:
         stop = tokenizer.convert_tokens_to_ids(tokenizer.eos_token)
         self.stop_ids = frozenset({stop})
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop
+        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special and len(token.content) > 1}
+        self._special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
         self._reply_text("probe")
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
         schemas = "\n".join(json.dumps(tool.schema()["function"]) for tool in tools)
-        chat = [{"role": m.role, "content": m.content} for m in messages]
+        chat = [{"role": m.role, "content": self._defuse(m.content)} for m in messages]
         if chat and chat[0]["role"] == "system":
             chat[0]["content"] += _INSTRUCTIONS.format(schemas=schemas)
         ids = self._encode(self._apply(chat))
@@ -173,10 +178,10 @@ class TemplateChat:
         if message.tool_call is not None:
             call = {"name": message.tool_call.name, "arguments": message.tool_call.arguments}
             text = f"{text}\n{_CALL_OPEN}\n{json.dumps(call, ensure_ascii=False)}\n{_CALL_CLOSE}".lstrip("\n")
-        return [*self._encode(text), *self.stop_ids]
+        return [*self._encode(self._defuse(text)), *self.stop_ids]
 
     def reply(self, message: Message) -> list[int]:
-        return self._encode(self._reply_text(message.content))
+        return self._encode(self._reply_text(self._defuse(message.content)))
 
     def parse(self, ids: Sequence[int]) -> Message:
         text = self.decode([i for i in ids if i not in self.stop_ids])
@@ -186,17 +191,24 @@ class TemplateChat:
         try:
             call = json.loads(rest.partition(_CALL_CLOSE)[0])
             return Message("assistant", before.strip(), ToolCall(str(call["name"]), dict(call["arguments"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return Message("assistant", before.strip(), ToolCall("unreadable", {"text": rest}))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def _apply(self, chat: list[dict[str, str]], generate: bool = True) -> str:
-        return self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=generate)
+        try:
+            return self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=generate)
+        except TemplateError as error:
+            raise UserError(f"{self.tokenizer.name_or_path}: its chat template refuses a chat of {', '.join(m['role'] for m in chat)}: {error}") from None
+
+    def _defuse(self, text: str) -> str:
+        """Text whose spellings of special tokens are broken by `_BREAK`: a value in a database must not be able to end the tool's message."""
+        return self._special.sub(lambda found: found[0][0] + _BREAK + found[0][1:], text.replace(_BREAK, "\N{REPLACEMENT CHARACTER}"))
 
     def _encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [i for piece in text.split(_BREAK) if piece for i in self.tokenizer(piece, add_special_tokens=False)["input_ids"]]
 
     def _reply_text(self, content: str) -> str:
         """What the template writes between the stop token of the policy's message and the policy's next."""

@@ -13,7 +13,8 @@ class Turn:
     """One message of a trajectory. `span` is its half-open range in the trajectory's tokens, markers included.
 
     `observation` is what a tool answered (role "tool"); `reward` is what the environment paid for an assistant's turn.
-    `finish_reason`: "stop" (the policy ended its message), "length" (cut at the message's budget), None for turns that were not sampled.
+    `finish_reason`: "stop" (the policy ended its message), "length" (cut at the message's budget), "content_filter" (an endpoint withheld it),
+    None for turns that were not sampled.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -22,7 +23,7 @@ class Turn:
     tool_call: dict[str, Any] | None = None
     observation: str | None = None
     reward: float | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "content_filter"] | None = None
 
 
 @dataclass(slots=True)

@@ -9,5 +9,13 @@ class StateError(Exception):
     """The caller asked for what the state layer cannot give: a closed session, a fork inside a transaction, a snapshot of another base."""
 
 
+class StaleLease(StateError):
+    """The lease that this handle stands for has ended, or another holder has taken it over."""
+
+
+class NoRoom(StateError):
+    """A lease was refused: the memory budget has no room for it, and got none in the time it might wait."""
+
+
 class SetupError(StateError, UserError):
     """A set-up statement of `derive` failed. `str()` is one line that gives the statement and SQLite's words."""

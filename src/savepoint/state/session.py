@@ -16,6 +16,8 @@ class Quota:
     delta_bytes: changed pages, those that only the session's snapshots keep included; the image's own pages do not count.
     temp_bytes: rollback journals, TEMP tables, sorters. length: bytes of one value or row; bounds what a single opcode can cost, since
     no deadline interrupts an opcode. sql_length: bytes of SQL in one call. columns: columns of a result (a wider table of the base image lifts it).
+    vm_steps: SQLite's instructions in one call (None: no bound), a deadline that is the same on every machine; it is looked at every 64th of it,
+    and between statements. heap_bytes: of the connection's page caches, statements and schema.
     """
 
     delta_bytes: int = 64 << 20
@@ -23,6 +25,8 @@ class Quota:
     length: int = 200_000
     sql_length: int = 256 << 10
     columns: int = 500
+    vm_steps: int | None = None
+    heap_bytes: int | None = 64 << 20
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -31,8 +35,12 @@ class Quota:
             ("length", 1000, 1_000_000_000),
             ("sql_length", 1, 1_000_000_000),
             ("columns", 1, 2000),
+            ("vm_steps", 1, 1 << 50),
+            ("heap_bytes", 1 << 20, 1 << 50),
         ):
             value = getattr(self, name)
+            if value is None and name in ("vm_steps", "heap_bytes"):
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ValueError(f"Quota.{name}={value!r}: must be an integer from {low} to {high}")
 

@@ -17,9 +17,9 @@ class Alarm:
 
     __slots__ = ("at", "lock", "ring")
 
-    def __init__(self, at: float, ring: Callable[[], None]) -> None:
+    def __init__(self, at: float, ring: Callable[[], object]) -> None:
         self.at, self.lock = at, threading.RLock()  # re-entrant: what an alarm rings may disarm it
-        self.ring: Callable[[], None] | None = ring
+        self.ring: Callable[[], object] | None = ring
 
 
 class Watchdog:
@@ -31,7 +31,7 @@ class Watchdog:
         self._wakes_at: float | None = None
         self._thread: threading.Thread | None = None
 
-    def arm(self, at: float, ring: Callable[[], None]) -> Alarm:
+    def arm(self, at: float, ring: Callable[[], object]) -> Alarm:
         alarm = Alarm(at, ring)
         with self._changed:
             self._alarms.add(alarm)

@@ -39,13 +39,20 @@ def save_bundle(folder: Path, policy: Policy, chat: Chat, environment: dict[str,
 def load_bundle(folder: Path) -> Bundle:
     """Open a folder that `save_bundle` wrote, or any local transformers model with a chat template. UserError that names it otherwise."""
     policy = Policy.load(folder)
+    return Bundle(policy, *load_chat(folder))
+
+
+def load_chat(folder: Path) -> tuple[Chat, dict[str, Any]]:
+    """The chat of a folder and the settings of the environment that its policy was trained in, without the weights. UserError as `load_bundle`."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
     described = folder / _CHAT_FILE
-    if described.is_file():
-        settings = json.loads(described.read_text(encoding="utf-8"))
-        if settings["chat"] == "compact":
-            return Bundle(policy, CompactChat(Tokenizer.from_file(str(folder / "tokenizer.json"))), settings["environment"])
-        return Bundle(policy, TemplateChat(_auto_tokenizer(folder)), settings["environment"])
-    return Bundle(policy, TemplateChat(_auto_tokenizer(folder)), {})
+    if not described.is_file():
+        return TemplateChat(_auto_tokenizer(folder)), {}
+    settings = json.loads(described.read_text(encoding="utf-8"))
+    if settings["chat"] == "compact":
+        return CompactChat(Tokenizer.from_file(str(folder / "tokenizer.json"))), settings["environment"]
+    return TemplateChat(_auto_tokenizer(folder)), settings["environment"]
 
 
 def _auto_tokenizer(folder: Path) -> Any:

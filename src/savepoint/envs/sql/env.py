@@ -12,15 +12,16 @@ from typing import Any, Literal
 from gymnasium import spaces
 
 from savepoint.envs.base import StatefulEnv, UnicodeText
-from savepoint.envs.messages import Message, ToolCall
+from savepoint.envs.messages import Message, ToolCall, bytes_over_four
 from savepoint.envs.sql.grade import Grader, Verdict
 from savepoint.envs.sql.observation import ObservationFormat, observe
 from savepoint.envs.sql.prompt import PromptStyle, answer_in_text, system_prompt, user_prompt
+from savepoint.envs.sql.schema_text import SchemaFormat
 from savepoint.envs.sql.tasks import Task, read_tasks
 from savepoint.envs.sql.world import World
 from savepoint.envs.tools import Tool
 from savepoint.errors import UserError
-from savepoint.state import Quota, Session, Snapshot
+from savepoint.state import AnySession, Quota, Snapshot
 
 Mode = Literal["agentic", "single_turn"]
 
@@ -59,11 +60,6 @@ class EnvSnapshot:
     elapsed_s: float
 
 
-def bytes_over_four(text: str) -> int:
-    """A rough count of tokens for budgets where no tokenizer is at hand: four bytes of UTF-8 make one."""
-    return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
-
-
 class SqlEnv(StatefulEnv):
     """One task, one leased session, one conversation. `agentic`: the agent may look before it submits; `single_turn`: its first message is graded.
 
@@ -87,6 +83,7 @@ class SqlEnv(StatefulEnv):
         budget: Budget | None = None,
         observation: ObservationFormat | None = None,
         prompt: PromptStyle = "full",
+        schema: SchemaFormat | None = None,
         quota: Quota | None = None,
         count_tokens: Callable[[str], int] = bytes_over_four,
         world: World | None = None,
@@ -96,7 +93,7 @@ class SqlEnv(StatefulEnv):
             raise UserError(f"mode must be 'agentic' or 'single_turn', not {mode!r}")
         self.kind, self.mode, self.prompt = kind, mode, prompt
         self.budget, self.form, self.quota = budget or Budget(), observation or ObservationFormat(), quota or Quota()
-        self.count_tokens = count_tokens
+        self.schema, self.count_tokens = schema or SchemaFormat(), count_tokens
         loaded = read_tasks(Path(tasks)) if isinstance(tasks, str | Path) else list(tasks or ())
         self._tasks = {task.instance_id: task for task in loaded if task.task == kind}
         if loaded and not self._tasks:
@@ -107,7 +104,7 @@ class SqlEnv(StatefulEnv):
         action: dict[str, spaces.Space[Any]] = {"content": UnicodeText(1 << 20), "name": UnicodeText(256), "arguments": UnicodeText(1 << 20)}
         self.action_space = spaces.Dict(action)  # type: ignore[assignment]
         self.observation_space = UnicodeText(1 << 24)
-        self._session: Session | None = None
+        self._session: AnySession | None = None
         self._task: Task | None = None
         self._messages: list[Message] = []
         self._turns = self._tokens = 0
@@ -124,7 +121,7 @@ class SqlEnv(StatefulEnv):
         return tuple(self._messages)
 
     @property
-    def session(self) -> Session:
+    def session(self) -> AnySession:
         if self._session is None:
             raise RuntimeError("call reset() before anything else")
         return self._session
@@ -145,7 +142,7 @@ class SqlEnv(StatefulEnv):
         issue_result = None
         if self._task.issue_sql:
             issue_result = self.world.observe_issue(self._task, self.form, self.budget.statement_s)
-        schema = self.world.schema(self._task) if self.prompt == "full" else None
+        schema = self.world.schema(self._task, self.schema) if self.prompt == "full" else None
         self._messages = [system_prompt(self.mode, self.prompt), user_prompt(self._task, issue_result, schema, self.prompt)]
         self._turns, self._tokens = 0, sum(self.count_tokens(m.content) for m in self._messages)
         self._started, self._over = time.monotonic(), False
@@ -188,7 +185,7 @@ class SqlEnv(StatefulEnv):
         for session in self.session.fork(n):
             env = SqlEnv(
                 list(self._tasks.values()), kind=self.kind, mode=self.mode, budget=self.budget, observation=self.form, prompt=self.prompt,
-                quota=self.quota, count_tokens=self.count_tokens, world=self.world, grader=self.grader,
+                schema=self.schema, quota=self.quota, count_tokens=self.count_tokens, world=self.world, grader=self.grader,
             )  # fmt: skip
             env._session, env._task, env._messages = session, self._task, list(self._messages)
             env._turns, env._tokens, env._started, env._over = self._turns, self._tokens, self._started, self._over
@@ -270,7 +267,7 @@ def read_action(action: dict[str, str]) -> tuple[Message, str | None]:
     problem, arguments = None, {}
     try:
         arguments = json.loads(action["arguments"] or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
         problem = f"the arguments of {action['name']} are not JSON: {error}"
     if problem is None and not isinstance(arguments, dict):
         problem, arguments = f"the arguments of {action['name']} must be a JSON object", {}

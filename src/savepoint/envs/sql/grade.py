@@ -10,7 +10,7 @@ from typing import Literal
 
 from savepoint.envs.sql.compare import difference, orders_rows
 from savepoint.envs.sql.tasks import Task
-from savepoint.state import BaseImage, ExecResult, Quota, Session, SqliteBackend, split_statements
+from savepoint.state import AnySession, Backend, BaseImage, ExecResult, Quota, split_statements
 
 Outcome = Literal[
     "correct", "wrong_result", "wrong_state", "sql_error", "timeout", "too_big", "denied", "no_answer", "gold_timeout", "invalid_instance", "infra"
@@ -57,7 +57,7 @@ class _Run:
 class Grader:
     """Grades submissions to tasks on one backend. Results of golds are cached by (task image, exact SQL text)."""
 
-    backend: SqliteBackend
+    backend: Backend
     limits: Limits = field(default_factory=Limits)
     quota: Quota = field(default_factory=Quota)
     cache_size: int = 50_000
@@ -115,7 +115,7 @@ class Grader:
             return _Run(None, content=content)
         return _Run(None, rows=answer.rows, width=len(answer.columns), query=query, content=content)
 
-    def _content(self, session: Session) -> str | None:
+    def _content(self, session: AnySession) -> str | None:
         """Digest of the committed content, None where it is the task image's. What a script leaves uncommitted does not exist."""
         if session.in_transaction:
             session.execute("ROLLBACK")

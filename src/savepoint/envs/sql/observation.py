@@ -34,7 +34,7 @@ def observe(result: ExecResult, form: ObservationFormat) -> str:
     used = len(lines[0])
     shown = 0
     for row in result.rows[: form.max_rows]:
-        line = ", ".join(_cell(value, form) for value in row)
+        line = ", ".join(show_value(value, form) for value in row)
         used += len(line) + 1
         if used > form.max_chars and shown:
             break
@@ -49,12 +49,15 @@ def observe(result: ExecResult, form: ObservationFormat) -> str:
 
 def _error(result: ExecResult, form: ObservationFormat) -> str:
     text = f"{'denied' if result.status == 'denied' else 'error'}: {result.error or result.status}"
+    if result.quota:
+        text += f" (limit {result.quota})"
     if result.transaction_lost:
         text += " (the transaction was rolled back)"
     return text if len(text) <= form.max_chars else f"{text[: form.max_chars]}... {len(text) - form.max_chars} more characters"
 
 
-def _cell(value: object, form: ObservationFormat) -> str:
+def show_value(value: object, form: ObservationFormat) -> str:
+    """One value as the agent reads it: REALs to `digits`, BLOBs as hex literals, anything longer than `max_cell` cut and said to be."""
     if value is None:
         return "NULL"
     if isinstance(value, float):

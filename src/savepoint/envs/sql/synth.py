@@ -20,7 +20,7 @@ from savepoint.envs.sql.tasks import Task, TaskKind, write_tasks
 from savepoint.envs.sql.verify import Images, doubt
 from savepoint.envs.sql.wording import Wording, issue_text, request_text
 from savepoint.errors import UserError
-from savepoint.state import SqliteBackend, open_backend
+from savepoint.state import Backend, open_backend
 
 SMALL_FORMS: tuple[str, ...] = ("list", "aggregate", "group", "top")
 SMALL_KINDS: tuple[str, ...] = (
@@ -42,7 +42,7 @@ class Synthesizer:
     """
 
     def __init__(
-        self, backend: SqliteBackend, path: str | Path, *, forms: Sequence[str] = SMALL_FORMS, kinds: Sequence[str] = SMALL_KINDS, rename_share: float = 0.5,
+        self, backend: Backend, path: str | Path, *, forms: Sequence[str] = SMALL_FORMS, kinds: Sequence[str] = SMALL_KINDS, rename_share: float = 0.5,
         part: Part | None = None, max_tables: int = 5, max_columns: int = 25, wording: Wording = "brief",
         task: Literal["debugging", "generation", "both"] = "debugging",
     ) -> None:  # fmt: skip
@@ -178,7 +178,7 @@ def distinct_tasks(source: Synthesizer, n: int, *, seed: int, each: Callable[[in
     return list(tasks.values())
 
 
-def synthesize(database: str | Path, n: int, *, seed: int = 0, backend: SqliteBackend | None = None, **settings: Any) -> list[Task]:
+def synthesize(database: str | Path, n: int, *, seed: int = 0, backend: Backend | None = None, **settings: Any) -> list[Task]:
     """`n` different verified tasks over a SQLite file; the same for the same seed and settings (those of `Synthesizer`)."""
     if backend is None:
         with open_backend("sqlite") as own:

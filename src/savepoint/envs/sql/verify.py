@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from savepoint.envs.sql.compare import difference
 from savepoint.envs.sql.query import Query
 from savepoint.envs.sql.schema import QueryFailed, SqlValue
-from savepoint.state import BaseImage, Quota, Session, SetupError, SqliteBackend
+from savepoint.state import AnySession, Backend, BaseImage, Quota, SetupError
 
 Rows = tuple[tuple[SqlValue, ...], ...]
 
@@ -31,10 +31,10 @@ class Answer:
 class Images:
     """Runs read-only SQL on a base image and on images derived from it. Answers are cached by (image digest, exact SQL)."""
 
-    def __init__(self, backend: SqliteBackend, base: BaseImage, owner: str) -> None:
+    def __init__(self, backend: Backend, base: BaseImage, owner: str) -> None:
         self.backend, self.base, self.owner = backend, base, owner
         self._derived: dict[str, BaseImage | None] = {}
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions: OrderedDict[str, AnySession] = OrderedDict()
         self._answers: OrderedDict[tuple[str, str], Answer] = OrderedDict()
         self._rows = 0
 
@@ -74,7 +74,7 @@ class Images:
         while self._sessions:
             self._sessions.popitem()[1].close()
 
-    def _session(self, image: BaseImage) -> Session:
+    def _session(self, image: BaseImage) -> AnySession:
         session = self._sessions.get(image.digest)
         if session is None:
             session = self.backend.lease(image, owner=self.owner, quota=Quota(length=64 << 20), ttl_s=None)

@@ -6,10 +6,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+from savepoint.envs.sql.catalogue import TableEntry, read_catalogue
+from savepoint.envs.sql.descriptions import FOLDER, read_descriptions
 from savepoint.envs.sql.observation import ObservationFormat, observe
+from savepoint.envs.sql.schema_text import SchemaFormat, render_schema
 from savepoint.envs.sql.tasks import Task
 from savepoint.errors import UserError
-from savepoint.state import BaseImage, SqliteBackend, open_backend
+from savepoint.state import Backend, BaseImage, open_backend
+
+_SCHEMAS_KEPT = 1000
 
 
 class World:
@@ -20,7 +25,7 @@ class World:
     """
 
     def __init__(
-        self, databases: str | Path | Sequence[str | Path] | None = None, *, images: dict[str, BaseImage] | None = None, backend: SqliteBackend | None = None
+        self, databases: str | Path | Sequence[str | Path] | None = None, *, images: dict[str, BaseImage] | None = None, backend: Backend | None = None
     ) -> None:
         self._folders = [Path(databases)] if isinstance(databases, str | Path) else [Path(folder) for folder in databases or ()]
         for folder in self._folders:
@@ -30,7 +35,9 @@ class World:
         self.backend = backend or open_backend("sqlite")
         self._bases = dict(images or {})
         self._results: OrderedDict[tuple[str, tuple[str, ...], ObservationFormat], str] = OrderedDict()
-        self._schemas: dict[str, str] = {}
+        self._found: dict[str, Path] = {}
+        self._catalogues: dict[tuple[str, int], tuple[TableEntry, ...]] = {}
+        self._schemas: OrderedDict[tuple[str, SchemaFormat, str], str] = OrderedDict()
 
     def base(self, db_id: str) -> BaseImage:
         """The base image of a database, imported when it is first asked for. UserError that names the places looked at."""
@@ -42,6 +49,7 @@ class World:
             if found is None:
                 raise UserError(f"no database {db_id!r}: looked for {', '.join(map(str, places)) or 'it in no folder (pass databases=)'}")
             self._bases[db_id] = self.backend.import_base(found)
+            self._found[db_id] = found
         return self._bases[db_id]
 
     def image(self, task: Task) -> BaseImage:
@@ -64,14 +72,25 @@ class World:
                 self._results.popitem(last=False)
         return self._results[key]
 
-    def schema(self, task: Task) -> str:
-        """The schema as it was documented: the definitions of the base image, before the task's set-up."""
+    def schema(self, task: Task, form: SchemaFormat) -> str:
+        """The schema as it was documented: the base image's, before the task's set-up, with the descriptions that lie beside the database."""
         base = self.base(task.db_id)
-        if base.digest not in self._schemas:
+        # The task's own words only matter where tables must be left out; as part of the key they keep the cache right, not small.
+        key = (base.digest, form, "\n".join((task.query, task.evidence or "", *task.issue_sql)))
+        if key not in self._schemas:
+            self._schemas[key] = render_schema(self._catalogue(task.db_id, form.sample_rows), form, key[2])
+            if len(self._schemas) > _SCHEMAS_KEPT:
+                self._schemas.popitem(last=False)
+        return self._schemas[key]
+
+    def _catalogue(self, db_id: str, rows: int) -> tuple[TableEntry, ...]:
+        base = self.base(db_id)
+        if (base.digest, rows) not in self._catalogues:
+            found = self._found.get(db_id)
+            descriptions = read_descriptions(found.parent / FOLDER) if found is not None and found.parent.name == db_id else {}
             with self.backend.lease(base, owner="schema") as session:
-                result = session.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid")
-            self._schemas[base.digest] = "\n".join(f"{row[0]!s};" for row in result.rows)
-        return self._schemas[base.digest]
+                self._catalogues[base.digest, rows] = read_catalogue(session, descriptions, rows)
+        return self._catalogues[base.digest, rows]
 
     def close(self) -> None:
         """Close the backend, where this world opened it."""

@@ -28,8 +28,8 @@ class Sampled:
     finish: Finish
 
 
-class Engine(Protocol):
-    """Samples trajectories, token in and token out, with the weights that were loaded last."""
+class Sampler(Protocol):
+    """Samples trajectories, token in and token out."""
 
     version: int
     seconds: dict[str, float]
@@ -41,6 +41,10 @@ class Engine(Protocol):
     ) -> list[Sampled]:  # fmt: skip
         """`group_size` trajectories for each prompt, in order: slot = prompt * group_size + member."""
         ...
+
+
+class Engine(Sampler, Protocol):
+    """A sampler whose weights the learner hands over: it samples with those that were loaded last."""
 
     def load_weights(self, model_or_state: nn.Module | Mapping[str, Tensor], version: int) -> None:
         """Sample with these weights from now on."""

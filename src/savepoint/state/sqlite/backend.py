@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import threading
+import os
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from savepoint.errors import UserError
 from savepoint.state.errors import SetupError, StateError
-from savepoint.state.image import BaseImage, file_identity
+from savepoint.state.image import BaseImage, ImageCache, OpenFile, file_identity
+from savepoint.state.leases import RESERVE_BYTES, BackendStats, Lease, LeaseBook
 from savepoint.state.session import Quota
 from savepoint.state.sqlite import vfs
+from savepoint.state.sqlite.clock import DEFAULT_CLOCK, clock_ms
 from savepoint.state.sqlite.digest import page_digest
+from savepoint.state.sqlite.pack import pack, unpack
 from savepoint.state.sqlite.pages import Image
 from savepoint.state.sqlite.session import Session
 from savepoint.state.sqlite.split import split_statements
@@ -23,21 +26,19 @@ from savepoint.state.sqlite.store import Progress, Store, default_store
 SETUP_DEADLINE_S = 60.0
 # Set-up comes with the task and may be large; the rules of what SQL may do hold for it as well.
 _SETUP_QUOTA = Quota(delta_bytes=16 << 30, temp_bytes=16 << 30, length=64 << 20, sql_length=64 << 20, columns=2000)
-# Images lately derived are kept for the next lease of the same task, within both of these.
-_KEPT_IMAGES, _KEPT_BYTES = 64, 64 << 20
 _WIDEST = "SELECT max(n) FROM (SELECT count(*) AS n FROM main.sqlite_schema AS m JOIN pragma_table_xinfo(m.name) WHERE m.type = 'table' GROUP BY m.name)"
 
 
 class SqliteBackend:
     """Immutable images and leased sessions of one process. Close it, or use it as a context manager. Usable from several threads."""
 
-    def __init__(self, store: str | Path | None = None) -> None:
+    def __init__(self, store: str | Path | None = None, *, budget_bytes: int | None = None, lease_wait_s: float = 60.0) -> None:
+        """budget_bytes: of memory that leases may be charged for together (None: no bound). lease_wait_s: how long one waits for room."""
         self.store = Store(Path(store) if store is not None else default_store())
         self.pages = vfs.page_store()
-        self._images: weakref.WeakValueDictionary[tuple[str, tuple[str, ...]], BaseImage] = weakref.WeakValueDictionary()
-        self._kept: OrderedDict[tuple[str, tuple[str, ...]], BaseImage] = OrderedDict()
+        self.book, self.lease_wait_s = LeaseBook(budget_bytes), lease_wait_s
+        self._images = ImageCache()
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-        self._lock = threading.RLock()
         self._closed = False
 
     def import_base(self, path: str | Path, *, progress: Progress | None = None) -> BaseImage:
@@ -47,48 +48,48 @@ class SqliteBackend:
         the share of it that is done) is called.
         """
         file, digest = self.store.add(Path(path), progress)
-        with self._lock:
-            self._live()
-            image = self._images.get((digest, ()))
-            if image is None or image.contents is None:
-                image = self._images[digest, ()] = self._open(file, digest)
-            return image
+        self._live()
+        return self._images.get((digest, ()), lambda: self._open(file, digest))
 
     def derive(self, base: BaseImage, setup: Sequence[str]) -> BaseImage:
         """`base` with set-up statements run on it, once, strictly: SetupError names the first that fails. The same set-up: the same image."""
-        key = (base.digest, tuple(setup))
-        with self._lock:
-            self._live()
-            image = self._images.get(key)
-            if image is None or image.contents is None:
-                image = self._images[key] = self._derive(base, key[1])
-            self._keep(key, image)
-            return image
+        self._live()
+        return self._images.get((base.digest, tuple(setup)), lambda: self._derive(base, tuple(setup)), keep=True)
 
-    def lease(self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0) -> Session:
+    def lease(
+        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0, clock: str = DEFAULT_CLOCK,
+        wait_s: float | None = None,
+    ) -> Session:  # fmt: skip
         """A private session on an image, in constant time. It ends after `ttl_s` seconds (None: never), whoever holds it; `owner` is named then.
 
-        StateError when the image was released or its file in the store touched. ValueError when `ttl_s` is not positive.
+        seed: of random() and randomblob(). clock: what 'now' is, as ISO time, or "real". wait_s: seconds to wait for room in the memory budget
+        (None: the backend's). StateError when the image was released or its file in the store touched; NoRoom; ValueError for times that are none.
         """
         if ttl_s is not None and not ttl_s > 0:
             raise ValueError(f"ttl_s={ttl_s}: must be positive, or None")
         self._live()
-        session = Session(self, image, owner=owner, quota=quota or Quota(), ttl_s=ttl_s, seed=seed)
-        self._sessions.add(session)
-        return session
+        image.pages()
+        moment = clock_ms(clock)
+        lease = self.book.admit(owner, ttl_s, RESERVE_BYTES, self.lease_wait_s if wait_s is None else wait_s).result()
+        return self._session(image, lease, quota=quota or Quota(), seed=seed, clock_ms=moment)
 
     def release(self, image: BaseImage) -> None:
         """Give an image's pages back now. Sessions on it go on; no new one can be leased."""
-        with self._lock:
-            for key in [key for key, kept in self._kept.items() if kept is image]:
-                del self._kept[key]
-            image.release()
+        self._images.drop(image)
+        image.release()
+
+    def stats(self) -> BackendStats:
+        return BackendStats(self.book.stats(), ())
+
+    def manifest(self) -> dict[str, Any]:
+        """What a run's manifest says of its state backend."""
+        return {"backend": "sqlite", "workers": 0, "threads": 0, "sandbox_level": "none", "sandbox": "the SQL runs in the trainer's own process"}
 
     def close(self) -> None:
         """Close every session and drop every image."""
-        with self._lock:
-            self._closed = True
-            self._kept.clear()
+        self._closed = True
+        self.book.close()
+        self._images.clear()
         for session in list(self._sessions):
             session.close()
 
@@ -98,33 +99,73 @@ class SqliteBackend:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def open_descriptor(self, descriptor: int, digest: str, file: Path) -> BaseImage:
+        """An imported file that another process has opened for this one, which may not open files. The descriptor is the image's from now on."""
+        return self._describe(descriptor, digest, file, OpenFile(descriptor))
+
+    def pack_image(self, image: BaseImage) -> bytes:
+        """A derived image as bytes, for `unpack_image` in another process."""
+        return pack(image.pages(), image.page_size, image.base_digest, {})
+
+    def unpack_image(self, base: BaseImage, setup: tuple[str, ...], digest: str, columns: int, data: bytes) -> BaseImage:
+        """What `derive` made elsewhere. StateError when it is of another base, or damaged."""
+        found = unpack(data)
+        found.check(base.base_digest)
+        volume = self.pages.volume(base.pages(), None, 1 << 40, 0)
+        try:
+            found.write(volume, base.whole())
+            contents = volume.freeze()
+        finally:
+            volume.close()
+        size, bytes_ = contents.size, len(found.pages)
+        return replace(base, digest=digest, size=size, setup=setup, columns=columns, delta_bytes=bytes_, contents=contents, base=base.whole())
+
     # ------------------------------------------------------------------ inside
 
     def _live(self) -> None:
         if self._closed:
             raise StateError("the backend is closed")
 
-    def _open_fork(self, parent: Session, contents: Image, owner: str) -> Session:
+    def open_fork(self, parent: Session, contents: Image, owner: str) -> Session:
         """A session like `parent` that begins with `contents`; `Session.fork` calls it."""
         self._live()
-        session = Session(self, parent.image, owner=owner, quota=parent.quota, ttl_s=parent.ttl_s, seed=parent.seed, contents=contents)
+        lease = self.book.admit(owner, parent.ttl_s, RESERVE_BYTES, self.lease_wait_s).result()
+        return self._session(parent.image, lease, quota=parent.quota, seed=parent.seed, clock_ms=parent.clock_ms, contents=contents)
+
+    def _session(self, image: BaseImage, lease: Lease, **options: Any) -> Session:
+        try:
+            session = Session(self, image, lease, **options)
+        except BaseException:
+            self.book.end(lease, "could not be opened")
+            raise
         self._sessions.add(session)
         return session
 
+    def _own(self, image: BaseImage, owner: str) -> Session:
+        """A session for a purpose of ours, which no budget refuses."""
+        lease = LeaseBook(None).admit(owner, None, 0, 0).result()
+        return Session(self, image, lease, quota=_SETUP_QUOTA, seed=0, clock_ms=clock_ms(DEFAULT_CLOCK))
+
     def _open(self, file: Path, digest: str) -> BaseImage:
-        with file.open("rb") as header:
-            size = int.from_bytes(header.read(18)[16:18], "big")
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return self._describe(descriptor, digest, file, None)
+        finally:
+            os.close(descriptor)
+
+    def _describe(self, descriptor: int, digest: str, file: Path, kept: OpenFile | None) -> BaseImage:
+        size = int.from_bytes(os.pread(descriptor, 2, 16), "big")
         page_size = 65536 if size == 1 else size
-        contents = self.pages.open_base(str(file), page_size)
-        identity = file_identity(file)
-        image = BaseImage(digest, file, contents.size, page_size, (), digest, 0, 0, contents, identity)
-        with Session(self, image, owner="import", quota=_SETUP_QUOTA, ttl_s=None, seed=0) as session:
+        contents = self.pages.open_base(descriptor, page_size)
+        identity = file_identity(descriptor)
+        image = BaseImage(digest, file, contents.size, page_size, (), digest, 0, 0, contents, identity, kept)
+        with self._own(image, "import") as session:
             columns = _widest_table(session)
-        return BaseImage(digest, file, contents.size, page_size, (), digest, columns, 0, contents, identity)
+        return replace(image, columns=columns)
 
     def _derive(self, base: BaseImage, setup: tuple[str, ...]) -> BaseImage:
         statements = [statement for text in setup for statement in split_statements(text)]
-        with Session(self, base, owner="derive", quota=_SETUP_QUOTA, ttl_s=None, seed=0) as session:
+        with self._own(base, "derive") as session:
             for statement in statements:
                 result = session.execute(statement, deadline_s=SETUP_DEADLINE_S)
                 if result.status != "ok":
@@ -137,26 +178,10 @@ class SqliteBackend:
             columns = _widest_table(session) if session.creates_tables else base.columns + len(statements)  # each adds one at most
             contents = session.checkpoint("set-up").contents
         delta = contents.delta()
-        size = base.path.stat().st_size
+        size = base.base_size
         digest = page_digest(base.base_digest, size, contents.size, delta)
-        return BaseImage(
-            digest, base.path, contents.size, base.page_size, (*base.setup, *setup), base.base_digest, columns, len(delta), contents, base.identity
-        )
-
-    def _keep(self, key: tuple[str, tuple[str, ...]], image: BaseImage) -> None:
-        self._kept[key] = image
-        self._kept.move_to_end(key)
-        while len(self._kept) > _KEPT_IMAGES or (len(self._kept) > 1 and sum(kept.delta_bytes for kept in self._kept.values()) > _KEPT_BYTES):
-            self._kept.popitem(last=False)
-
-
-def open_backend(kind: str = "sqlite", *, store: str | Path | None = None, workers: int = 0) -> SqliteBackend:
-    """The state backend. store: the folder of imported bases (default: `$SAVEPOINT_STORE`, else in the user's cache). UserError for an unknown kind."""
-    if kind != "sqlite":
-        raise UserError(f"state backend {kind!r}: there is only 'sqlite'")
-    if workers != 0:
-        raise UserError(f"workers={workers}: sessions run in the caller's process; workers must be 0")
-    return SqliteBackend(store)
+        setup = (*base.setup, *setup)
+        return replace(base, digest=digest, size=contents.size, setup=setup, columns=columns, delta_bytes=len(delta), contents=contents, base=base.whole())
 
 
 def _widest_table(session: Session) -> int:

@@ -37,7 +37,7 @@ def logical_digest(connection: apsw.Connection) -> str:
         digest.update(_encoded(definition))
         kind, name, _, sql = definition
         if kind == "table" and not str(sql).upper().startswith("CREATE VIRTUAL"):
-            digest.update(_rows_digest(connection, _quoted(str(name))))
+            digest.update(_rows_digest(connection, quoted(str(name))))
     return digest.hexdigest()
 
 
@@ -45,7 +45,7 @@ def _rows_digest(connection: apsw.Connection, table: str) -> bytes:
     try:
         return _sum(connection.execute(f"SELECT * FROM main.{table}"))
     except UnicodeDecodeError:  # apsw gives no text that is not UTF-8; as bytes it does
-        columns = [_quoted(str(row[1])) for row in connection.execute(f"PRAGMA main.table_xinfo({table})") if row[6] != 1]
+        columns = [quoted(str(row[1])) for row in connection.execute(f"PRAGMA main.table_xinfo({table})") if row[6] != 1]
         cells = ", ".join(f"CASE typeof({c}) WHEN 'text' THEN CAST({c} AS BLOB) ELSE {c} END, typeof({c}) = 'text'" for c in columns)
         return _sum(map(decoded, connection.execute(f"SELECT {cells} FROM main.{table}")))
 
@@ -67,5 +67,6 @@ def _encoded(row: tuple[SqlValue, ...]) -> bytes:
     return repr(row).encode("utf-8", "surrogateescape")
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as SQL takes it, whatever is in it."""
     return '"' + name.replace('"', '""') + '"'

@@ -86,6 +86,7 @@ class Execution:
         finally:
             watchdog.disarm(alarm)
         result = self._answer(failure, started)
+        self.connection.end()
         failure = None  # its traceback holds this frame: together they would keep pages alive until the next garbage collection
         return result
 
@@ -117,6 +118,8 @@ class Execution:
             return True
         connection = self.connection
         if connection.is_late:  # an interrupt that fell between two statements has reached neither
+            raise apsw.InterruptError("interrupted")
+        if connection.over_budget():
             raise apsw.InterruptError("interrupted")
         self._reads = cursor.is_readonly
         if self.limits.readonly and not self._reads:
@@ -204,8 +207,10 @@ class Execution:
     def _classify(self, error: BaseException, refused: int) -> tuple[ExecStatus, str | None]:
         """The status that a failure means, and the limit that was hit."""
         quota, policy = self.quota, self.connection.policy
+        if self.connection.spent and isinstance(error, apsw.InterruptError):
+            return ("too_big" if self.connection.spent.startswith("heap") else "timeout"), self.connection.spent
         if isinstance(error, apsw.InterruptError) or policy.late:
-            return "timeout", f"deadline_s={self.limits.deadline_s:g}" if self.connection.is_late else None
+            return "timeout", f"deadline_s={self.limits.deadline_s:g}" if self.connection.is_late and not self.connection.stopped else None
         if isinstance(error, _OverLimit):
             return "too_big", error.quota
         if policy.denied or str(error).startswith("unsafe use of "):  # SQLite's own refusal, of such a function in a view or a trigger

@@ -19,10 +19,14 @@ _OUT = ctypes.POINTER(ctypes.c_void_p)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "cow_source": (ctypes.c_char_p, []),
     "cow_base": (_INT, [ctypes.c_char_p, _INT, _OUT]),
+    "cow_base_fd": (_INT, [_INT, _INT, _OUT]),
     "cow_image_free": (None, [_HANDLE]),
     "cow_image_size": (_I64, [_HANDLE]),
-    "cow_image_delta": (_I64, [_HANDLE, _HANDLE, _I64]),
-    "cow_volume": (_INT, [_HANDLE, _HANDLE, ctypes.c_char_p, _I64, _I64, _OUT]),
+    "cow_image_delta": (_I64, [_HANDLE, _HANDLE, _HANDLE, _I64]),
+    "cow_volume": (_INT, [_HANDLE, _HANDLE, ctypes.c_char_p, _I64, _I64, _I64, _OUT]),
+    "cow_register": (_INT, [_HANDLE, _INT]),
+    "cow_apply": (_INT, [_HANDLE, _HANDLE, _I64, _I64]),
+    "cow_budget": (_INT, [_I64, _INT, _I64]),
     "cow_volume_free": (_INT, [_HANDLE]),
     "cow_freeze": (_INT, [_HANDLE, _OUT]),
     "cow_restore": (_INT, [_HANDLE, _HANDLE]),
@@ -56,20 +60,22 @@ class NativeImage:
     def size(self) -> int:
         return int(self.library.cow_image_size(self.handle))
 
-    def delta(self) -> bytes:
-        needed = self.slow.cow_image_delta(self.handle, None, 0)
+    def delta(self, since: NativeImage | None = None) -> bytes:
+        earlier = since.handle if since is not None else None
+        needed = self.slow.cow_image_delta(self.handle, earlier, None, 0)
         buffer = ctypes.create_string_buffer(max(1, needed))
-        self.slow.cow_image_delta(self.handle, buffer, needed)
+        self.slow.cow_image_delta(self.handle, earlier, buffer, needed)
         return buffer.raw[:needed]
 
 
 class NativeVolume:
-    __slots__ = ("__weakref__", "_numbers", "handle", "library", "name", "slow", "store")
+    __slots__ = ("__weakref__", "_numbers", "handle", "library", "name", "quick", "slow", "store")
 
     def __init__(self, store: NativeStore, handle: int, name: str) -> None:
         self.store, self.handle, self.name = store, handle, name
-        self.library, self.slow = store.quick, store.slow
-        self._numbers = (_I64 * 6)()
+        self.library = self.quick = store.quick
+        self.slow = store.slow
+        self._numbers = (_I64 * 7)()
 
     def freeze(self) -> NativeImage:
         out = ctypes.c_void_p()
@@ -79,14 +85,21 @@ class NativeVolume:
     def restore(self, image: NativeImage | None) -> None:
         _check(self.slow.cow_restore(self.handle, image.handle if image else None), "restore")
 
+    def register(self, on: bool) -> None:
+        _check(self.quick.cow_register(self.handle, on), "register")
+
+    def apply(self, pages: memoryview, size: int) -> None:
+        data = bytes(pages)
+        _check(self.slow.cow_apply(self.handle, data, len(data), size), "applying a delta")
+
     def begin(self) -> None:
         self.library.cow_begin(self.handle)
 
     def stats(self) -> VolumeStats:
         numbers = self._numbers
         self.library.cow_stats(self.handle, numbers)
-        size, delta, held, temp, refused, same = numbers
-        return VolumeStats(size, delta, held, temp, refused, bool(same))
+        size, delta, held, temp, refused, same, writes = numbers
+        return VolumeStats(size, delta, held, temp, refused, bool(same), writes)
 
     def close(self) -> None:
         if self.handle:
@@ -112,16 +125,25 @@ class NativeStore:
         if self.quick.cow_source().decode() != source:
             raise StateError(f"{path}: built from another version of cowvfs.c")
 
-    def open_base(self, path: str, page_size: int) -> NativeImage:
+    def open_base(self, source: str | int, page_size: int) -> NativeImage:
         out = ctypes.c_void_p()
-        _check(self.slow.cow_base(os.fsencode(path), page_size, ctypes.byref(out)), path)
+        if isinstance(source, int):
+            _check(self.slow.cow_base_fd(source, page_size, ctypes.byref(out)), "an imported file")
+        else:
+            _check(self.slow.cow_base(os.fsencode(source), page_size, ctypes.byref(out)), source)
         return NativeImage(self, out.value or 0)
 
-    def volume(self, origin: NativeImage, contents: NativeImage | None, max_pages: int, max_temp: int) -> NativeVolume:
+    def volume(self, origin: NativeImage, contents: NativeImage | None, max_pages: int, max_temp: int, clock_ms: int = 0) -> NativeVolume:
         name, out = "savepoint-" + secrets.token_hex(16), ctypes.c_void_p()
         start = contents.handle if contents else None
-        _check(self.quick.cow_volume(origin.handle, start, name.encode(), max_pages, max_temp, ctypes.byref(out)), "lease")
+        _check(self.quick.cow_volume(origin.handle, start, name.encode(), max_pages, max_temp, clock_ms, ctypes.byref(out)), "lease")
         return NativeVolume(self, out.value or 0, name)
+
+    def budget(self, memory_bytes: int, spill: int, spill_bytes: int) -> None:
+        _check(self.quick.cow_budget(memory_bytes, spill, spill_bytes), "setting a budget of memory")
+
+    def usage(self) -> tuple[int, int]:
+        return int(self.quick.cow_live(5)), int(self.quick.cow_live(6))
 
     def live(self) -> dict[str, int]:
         return {what: int(self.quick.cow_live(i)) for i, what in enumerate(("pages", "volumes", "images", "bases"))}

@@ -6,10 +6,10 @@ Slower (each page read takes the interpreter lock, a fork copies the table of ch
 from __future__ import annotations
 
 import mmap
+import os
 import secrets
 import struct
 import weakref
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -20,11 +20,15 @@ from savepoint.state.sqlite.pages import HOST_FULL, PAGE_QUOTA, TEMP_QUOTA, Volu
 
 _DEVICE = apsw.SQLITE_IOCAP_ATOMIC | apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE | apsw.SQLITE_IOCAP_SAFE_APPEND | apsw.SQLITE_IOCAP_SEQUENTIAL
 _JOURNALS = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL
-_alive = {"volumes": 0, "images": 0, "bases": 0, "pages": 0}
+_alive = {"volumes": 0, "images": 0, "bases": 0, "pages": 0, "memory": 0, "budget": 0}
 
 
 def _count(what: str, step: int) -> None:
     _alive[what] += step
+
+
+def _fits(bytes_: int) -> bool:
+    return not _alive["budget"] or _alive["memory"] + bytes_ <= _alive["budget"]
 
 
 class _Account:
@@ -43,18 +47,23 @@ class _Page:
         self.data, self.payer = data, payer
         payer.pages += 1
         _count("pages", 1)
+        _count("memory", len(data))
 
     def __del__(self) -> None:
         self.payer.pages -= 1
         _count("pages", -1)
+        _count("memory", -len(self.data))
 
 
 class _Base:
     __slots__ = ("__weakref__", "map", "page_size", "size")
 
-    def __init__(self, path: str, page_size: int) -> None:
-        with Path(path).open("rb") as file:
-            self.map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    def __init__(self, source: str | int, page_size: int) -> None:
+        descriptor = os.dup(source) if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.map = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
         self.size, self.page_size = len(self.map), page_size
         _count("bases", 1)
         weakref.finalize(self, _count, "bases", -1).atexit = False
@@ -93,7 +102,9 @@ class OverlayImage:
     def size(self) -> int:
         return self.tree.size
 
-    def delta(self) -> bytes:
+    def delta(self, since: OverlayImage | None = None) -> bytes:
+        if since is not None:
+            return self._changed(since.tree)
         tree, base, parts = self.tree, self.tree.base, []
         count, hidden = -(-tree.size // base.page_size), tree.limit // base.page_size
         for number in sorted({n for n in tree.pages if n < hidden} | set(range(hidden, count))):
@@ -101,6 +112,15 @@ class OverlayImage:
             if number * base.page_size >= base.size or data != base.page(number, base.size):
                 parts.append(struct.pack("=q", number) + data)
         return b"".join(parts)
+
+    def _changed(self, since: _Tree) -> bytes:
+        tree, size = self.tree, self.tree.base.page_size
+        both = min(tree.limit, since.limit, since.size) // size  # below this, a bare page is the base's in both
+        numbers = {n for n in tree.pages.keys() | since.pages.keys() if tree.pages.get(n) is not since.pages.get(n)}
+        count = -(-tree.size // size)
+        if (tree.size, tree.limit) != (since.size, since.limit):
+            numbers |= {n for n in range(both, count) if tree.pages.get(n) is None or tree.pages.get(n) is not since.pages.get(n)}
+        return b"".join(struct.pack("=q", number) + tree.page(number) for number in sorted(numbers) if number < count)
 
 
 class _MainFile:
@@ -133,6 +153,7 @@ class _MainFile:
     def xTruncate(self, size: int) -> None:
         tree = self.volume.tree
         first = -(-size // tree.base.page_size)
+        self.volume.writes += size < tree.size
         for number in [n for n in tree.pages if n >= first]:
             del tree.pages[number]
         tree.size, tree.limit = size, min(tree.limit, size)
@@ -159,19 +180,23 @@ class _MainFile:
         return False
 
 
-class _Journal(_MainFile):
-    """A rollback journal, in memory, on the session's account."""
+class _Memory(_MainFile):
+    """A rollback journal or a temporary file, in memory, on the session's account."""
 
-    def __init__(self, volume: OverlayVolume) -> None:
+    def __init__(self, volume: OverlayVolume, journal: bool) -> None:
         super().__init__(volume)
-        self.data = bytearray()
+        self.data, self.journal = bytearray(), journal
+
+    def _replaying(self, now: bool) -> None:
+        if self.journal:
+            self.volume.replaying = now
 
     def xRead(self, amount: int, offset: int) -> bytes:
-        self.volume.replaying = True  # SQLite reads a journal for no other reason
+        self._replaying(True)  # SQLite reads a journal for no other reason
         return bytes(self.data[offset : offset + amount])
 
     def xWrite(self, data: bytes, offset: int) -> None:
-        self.volume.replaying = False
+        self._replaying(False)
         grow = offset + len(data) - len(self.data)
         if grow > 0:
             self.volume.take_temp(grow)
@@ -179,8 +204,8 @@ class _Journal(_MainFile):
         self.data[offset : offset + len(data)] = data
 
     def xTruncate(self, size: int) -> None:
-        self.volume.replaying = False
-        self.volume.temp -= max(0, len(self.data) - size)
+        self._replaying(False)
+        self.volume.give_temp(max(0, len(self.data) - size))
         del self.data[size:]
 
     def xFileSize(self) -> int:
@@ -188,38 +213,6 @@ class _Journal(_MainFile):
 
     def xClose(self) -> None:
         self.xTruncate(0)
-
-
-class _TempFile(apsw.VFSFile):
-    """A real temporary file of the default VFS, on the session's account."""
-
-    def __init__(self, volume: OverlayVolume, flags: list[int]) -> None:
-        super().__init__("", None, flags)
-        self.volume, self.held = volume, 0
-
-    def xWrite(self, data: bytes, offset: int) -> None:
-        grow = offset + len(data) - self.held
-        if grow > 0:
-            self.volume.take_temp(grow)
-            self.held += grow
-        try:
-            super().xWrite(data, offset)
-        except apsw.FullError:
-            self.volume.refused |= HOST_FULL
-            raise
-
-    def xTruncate(self, size: int) -> None:
-        super().xTruncate(size)
-        self.volume.temp -= max(0, self.held - size)
-        self.held = min(self.held, size)
-
-    def xClose(self) -> None:
-        self.volume.temp -= self.held
-        self.held = 0
-        super().xClose()
-
-    def excepthook(self, etype: type[BaseException] | None, evalue: BaseException | None, etraceback: TracebackType | None) -> bool:
-        return True  # refusals are answers, not accidents: nothing to print
 
 
 class _VolumeVFS(apsw.VFS):
@@ -239,12 +232,15 @@ class _VolumeVFS(apsw.VFS):
             volume.main_open = True
             flags[1] = flags[0]
             return _MainFile(volume)
-        if flags[0] & _JOURNALS:
-            flags[1] = flags[0]
-            return _Journal(volume)
-        if name is not None:
+        journal = bool(flags[0] & _JOURNALS)
+        if name is not None and not journal:
             raise apsw.CantOpenError("a session opens no file by name")
-        return _TempFile(volume, flags)
+        flags[1] = flags[0]
+        return _Memory(volume, journal)
+
+    def xCurrentTimeInt64(self) -> int:
+        volume = self._volume()
+        return volume.clock_ms if volume is not None and volume.clock_ms else int(super().xCurrentTimeInt64())
 
     def xFullPathname(self, name: str) -> str:
         return name
@@ -259,25 +255,45 @@ class _VolumeVFS(apsw.VFS):
 
 
 class OverlayVolume:
-    def __init__(self, origin: OverlayImage, contents: OverlayImage | None, max_pages: int, max_temp: int) -> None:
+    def __init__(self, origin: OverlayImage, contents: OverlayImage | None, max_pages: int, max_temp: int, clock_ms: int) -> None:
         self.name = "savepoint-" + secrets.token_hex(16)
         self.origin, self.tree = origin, (contents or origin).tree.copy()
         self.account, self.max_pages, self.max_temp = _Account(), max_pages, max_temp
         self.temp, self.refused, self.replaying, self.main_open = 0, 0, False, False
-        self._vfs: _VolumeVFS | None = _VolumeVFS(self.name, self)
+        self.clock_ms, self.writes = clock_ms, 0
+        self._vfs: _VolumeVFS | None = None
+        self._closed = False
         _count("volumes", 1)
+
+    def register(self, on: bool) -> None:
+        if on and self._vfs is None:
+            self._vfs = _VolumeVFS(self.name, self)
+        elif not on and self._vfs is not None:
+            if self.main_open:
+                raise StateError("register: the connection is open")
+            self._vfs.unregister()
+            self._vfs = None
 
     def take_temp(self, grow: int) -> None:
         if self.temp + grow > self.max_temp:
             self.refused |= TEMP_QUOTA
             raise apsw.FullError("temporary space")
+        if not _fits(grow):
+            self.refused |= HOST_FULL
+            raise apsw.FullError("memory")
         self.temp += grow
+        _count("memory", grow)
+
+    def give_temp(self, bytes_: int) -> None:
+        self.temp -= bytes_
+        _count("memory", -bytes_)
 
     def write_page(self, number: int, data: bytes) -> None:
         """The order of the questions is the policy: unchanged, back to the image, back to the base, own."""
         tree, pages = self.tree, self.tree.pages
         if tree.page(number) == data:
             return
+        self.writes += 1
         began = self.origin.tree.pages.get(number)
         if began and began.data == data:
             pages[number] = began
@@ -297,7 +313,28 @@ class OverlayVolume:
                 pages[number] = still
             self.refused |= PAGE_QUOTA
             raise apsw.FullError("delta")
+        if not self.replaying and not _fits(len(data)):
+            self.refused |= HOST_FULL
+            if still is not None:
+                pages[number] = still
+            raise apsw.FullError("memory")
         pages[number] = _Page(data, self.account)
+
+    def apply(self, pages: memoryview, size: int) -> None:
+        page = self.tree.base.page_size
+        if self.main_open:
+            raise StateError("applying a delta: the connection is open")
+        if len(pages) % (8 + page) or size < 0:
+            raise StateError("applying a delta: it is malformed")
+        file = _MainFile(self)
+        try:
+            for number, data in struct.iter_unpack(f"=q{page}s", pages):
+                if not 0 <= number < -(-size // page):
+                    raise StateError("applying a delta: it has a page beyond its end")
+                file.xWrite(data, number * page)
+        except apsw.FullError:
+            raise StateError("applying a delta: no space left") from None
+        file.xTruncate(size)
 
     def freeze(self) -> OverlayImage:
         return OverlayImage(self.tree.copy())
@@ -309,6 +346,7 @@ class OverlayVolume:
         if image.tree.base is not self.tree.base:
             raise StateError("restore: an image of another base")
         self.tree = image.tree.copy()
+        self.writes += 1
 
     def begin(self) -> None:
         self.refused, self.replaying = 0, False
@@ -317,14 +355,14 @@ class OverlayVolume:
         ours, began = self.tree, self.origin.tree
         delta = sum(ours.pages.get(n) is not began.pages.get(n) for n in ours.pages.keys() | began.pages.keys())
         same = (ours.size, ours.limit) == (began.size, began.limit)
-        return VolumeStats(ours.size, delta, self.account.pages, self.temp, self.refused, same)
+        return VolumeStats(ours.size, delta, self.account.pages, self.temp, self.refused, same, self.writes)
 
     def close(self) -> None:
-        if self._vfs is not None:
+        if not self._closed:
             if self.main_open:
                 raise StateError("close: the connection is open")
-            self._vfs.unregister()
-            self._vfs = None
+            self.register(False)
+            self._closed = True
             self.tree.pages.clear()
             _count("volumes", -1)
 
@@ -332,12 +370,19 @@ class OverlayVolume:
 class OverlayStore:
     kind = "python"
 
-    def open_base(self, path: str, page_size: int) -> OverlayImage:
-        base = _Base(path, page_size)
+    def open_base(self, source: str | int, page_size: int) -> OverlayImage:
+        base = _Base(source, page_size)
         return OverlayImage(_Tree(base, base.size, base.size, {}))
 
-    def volume(self, origin: OverlayImage, contents: OverlayImage | None, max_pages: int, max_temp: int) -> OverlayVolume:
-        return OverlayVolume(origin, contents, max_pages, max_temp)
+    def volume(self, origin: OverlayImage, contents: OverlayImage | None, max_pages: int, max_temp: int, clock_ms: int = 0) -> OverlayVolume:
+        return OverlayVolume(origin, contents, max_pages, max_temp, clock_ms)
+
+    def budget(self, memory_bytes: int, spill: int, spill_bytes: int) -> None:
+        """There is no spill file here: what goes beyond the memory is refused."""
+        _alive["budget"] = memory_bytes
+
+    def usage(self) -> tuple[int, int]:
+        return _alive["memory"], 0
 
     def live(self) -> dict[str, int]:
         return {what: _alive[what] for what in ("pages", "volumes", "images", "bases")}

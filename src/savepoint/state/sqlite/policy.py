@@ -30,6 +30,9 @@ DENIED_FUNCTIONS = frozenset("load_extension fts3_tokenizer readfile writefile e
 MAX_SAVEPOINTS = 4096  # each costs memory that no quota sees; more in one transaction is no honest use
 CACHE_KIB = 64  # per connection; measured: smaller than SQLite's 2 MB is faster here, since a page read is a memcpy
 
+_TEMPORARY = (
+    apsw.SQLITE_CREATE_TEMP_TABLE, apsw.SQLITE_CREATE_TEMP_INDEX, apsw.SQLITE_CREATE_TEMP_TRIGGER, apsw.SQLITE_CREATE_TEMP_VIEW,
+)  # fmt: skip
 _OK, _DENY = apsw.SQLITE_OK, apsw.SQLITE_DENY
 
 
@@ -47,6 +50,7 @@ class Policy:
         self.transaction: str | None = None
         self.savepoints = 0  # opened since the transaction began; whoever ends a call outside of one sets it back
         self.creates_tables = False
+        self.made_temporary = False  # a TEMP object or an attached database may exist
         self.settings: dict[str, str] = {}
         self._checks = {
             apsw.SQLITE_PRAGMA: self._pragma,
@@ -55,6 +59,7 @@ class Policy:
             apsw.SQLITE_TRANSACTION: self._transaction,
             apsw.SQLITE_SAVEPOINT: self._savepoint,
             apsw.SQLITE_CREATE_TABLE: self._create_table,
+            **dict.fromkeys(_TEMPORARY, self._create_temporary),
         }
 
     def begin(self, deadline: float, readonly: bool) -> None:
@@ -86,6 +91,7 @@ class Policy:
         return f"PRAGMA {pragma}" + ("" if argument is None else f" = {argument[:60]}")
 
     def _attach(self, file: str | None, _: str | None) -> str | None:
+        self.made_temporary = True
         # '' is a private temporary database, which VACUUM needs. An expression arrives as None and could become anything.
         return None if file == "" and not self.readonly else "ATTACH " + ("of an expression" if file is None else repr(file[:60]))
 
@@ -99,6 +105,10 @@ class Policy:
     def _savepoint(self, operation: str | None, _: str | None) -> str | None:
         self.savepoints += operation == "BEGIN"
         return f"more than {MAX_SAVEPOINTS} savepoints in a transaction" if self.savepoints > MAX_SAVEPOINTS else None
+
+    def _create_temporary(self, _: str | None, __: str | None) -> str | None:
+        self.made_temporary = True
+        return None
 
     def _create_table(self, _: str | None, __: str | None) -> str | None:
         self.creates_tables = True

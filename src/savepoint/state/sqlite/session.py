@@ -1,61 +1,34 @@
-"""A leased session: one connection on a private copy-on-write volume, for as long as the lease lasts."""
+"""A leased session: a private copy-on-write volume and one connection on it, for as long as the lease lasts."""
 
 from __future__ import annotations
 
-import os
-import struct
 import threading
-import time
 import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import apsw
-
-from savepoint.errors import UserError
 from savepoint.state.errors import StateError
+from savepoint.state.history import Call, History
 from savepoint.state.image import BaseImage
+from savepoint.state.leases import Lease
 from savepoint.state.session import ExecResult, Quota, ResetProof, SessionStats, Snapshot
+from savepoint.state.sqlite.aside import aside
 from savepoint.state.sqlite.connection import Connection
+from savepoint.state.sqlite.diff import TableDiff, differences
 from savepoint.state.sqlite.digest import logical_digest, page_digest
 from savepoint.state.sqlite.execute import Execution, Limits
-from savepoint.state.sqlite.pages import Image, PageStore, Volume
+from savepoint.state.sqlite.export import write_database
+from savepoint.state.sqlite.held import Held
+from savepoint.state.sqlite.pack import pack, unpack
+from savepoint.state.sqlite.pages import Image, PageStore
 from savepoint.state.sqlite.split import split_statements
-from savepoint.state.watchdog import Alarm, watchdog
 
 if TYPE_CHECKING:
     from savepoint.state.sqlite.backend import SqliteBackend
 
-_COPY_BLOCK = 1 << 20
 # A reset's digest is computed anew from the pages of the image while there are at most so many bytes of them.
 _REHASH_BYTES = 1 << 20
-
-
-class _Lease:
-    """What a session holds and must give back: its volume, its connection, its alarm. Outlives the session that leaked."""
-
-    def __init__(self, volume: Volume, quota: Quota, columns: int) -> None:
-        self.volume, self.quota, self.columns = volume, quota, columns
-        self.alarm: Alarm | None = None
-        self.connection: Connection | None = Connection(volume, quota, columns)
-
-    def reopen(self, contents: Image | None) -> Connection:
-        """The volume goes back to `contents`, and a fresh connection opens on it: the old one caches pages."""
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
-        self.volume.restore(contents)
-        self.connection = Connection(self.volume, self.quota, self.columns)
-        return self.connection
-
-    def release(self) -> None:
-        if self.alarm is not None:
-            watchdog.disarm(self.alarm)
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
-        self.volume.close()
 
 
 class Session:
@@ -67,29 +40,39 @@ class Session:
             session.execute("DROP TABLE Track")
             session.restore(snapshot)
 
-    `execute` answers an agent's mistakes with an `ExecResult`; StateError is for the caller's own, and for a lease whose time is up.
+    `execute` answers an agent's mistakes with an `ExecResult`; StateError is for the caller's own, StaleLease for a lease that has ended.
     Usable from any thread, by one at a time. `restore` and `reset` open the connection anew: TEMP objects and open transactions end there.
     """
 
+    __slots__ = (
+        "__weakref__", "_backend", "_executions", "_give_back", "_grant", "_history", "_lease", "_lock", "_token", "clock_ms", "generation", "image", "quota",
+        "seed",
+    )  # fmt: skip
+
     def __init__(
-        self, backend: SqliteBackend, image: BaseImage, *, owner: str, quota: Quota, ttl_s: float | None, seed: int, contents: Image | None = None
+        self, backend: SqliteBackend, image: BaseImage, lease: Lease, *, quota: Quota, seed: int, clock_ms: int, contents: Image | None = None
     ) -> None:
-        self.image, self.owner, self.quota, self.ttl_s, self.seed = image, owner, quota, ttl_s, seed
+        self.image, self.quota, self.seed, self.clock_ms = image, quota, seed, clock_ms
         self.generation = 0
-        self._backend, self._executions, self._ended = backend, 0, ""
+        self._backend, self._grant, self._token, self._executions = backend, lease, lease.token, 0
+        self._history = History()
         self._lock = threading.RLock()
         pages: PageStore = backend.pages
-        volume = pages.volume(image.pages(), contents, -(-quota.delta_bytes // image.page_size), quota.temp_bytes)
-        try:
-            self._lease = _Lease(volume, quota, image.columns)
-        except BaseException:
-            volume.close()
-            raise
+        volume = pages.volume(image.pages(), contents, -(-quota.delta_bytes // image.page_size), quota.temp_bytes, clock_ms)
+        book = backend.book
+        self._lease = Held(volume, quota, image.columns, seed, lambda: book.end(lease, "is closed"))
         self._give_back = weakref.finalize(self, self._lease.release)
         self._give_back.atexit = False
-        if ttl_s is not None:
-            expire = weakref.WeakMethod(self._expire)
-            self._lease.alarm = watchdog.arm(time.monotonic() + ttl_s, lambda: (method := expire()) and method())
+        expire = weakref.WeakMethod(self._expire)
+        book.arm(lease, lambda: (method := expire()) and method())
+
+    @property
+    def owner(self) -> str:
+        return self._grant.owner
+
+    @property
+    def ttl_s(self) -> float | None:
+        return self._grant.ttl_s
 
     # ------------------------------------------------------------------ SQL
 
@@ -103,7 +86,9 @@ class Session:
         with self._lock:
             connection = self._live()
             self._executions += 1
-            return Execution(connection, self._lease.volume, self.quota, limits).run(sql)
+            result = Execution(connection, self._lease.volume, self.quota, limits).run(sql)
+            self._history.add(sql, result)
+            return result
 
     def statements(self, sql: str) -> list[str]:
         """The statements of a script, cut where SQLite cuts them."""
@@ -113,17 +98,19 @@ class Session:
         """Stop the call that another thread has under way; it answers "timeout". Nothing happens when there is none."""
         connection = self._lease.connection
         if connection is not None:
-            connection.raw.interrupt()
+            connection.stop()
 
     @property
     def in_transaction(self) -> bool:
         with self._lock:
-            return self._live().in_transaction
+            self._check()
+            return self._lease.connection is not None and self._lease.connection.in_transaction
 
     def temporary(self) -> str | None:
         """What lives in the connection alone and would be lost with it: the first TEMP object or attached database, in words; else None."""
         with self._lock:
-            return self._live().temporary()
+            self._check()
+            return self._lease.connection.temporary() if self._lease.connection is not None else None
 
     @property
     def creates_tables(self) -> bool:
@@ -131,43 +118,49 @@ class Session:
         return self._live().policy.creates_tables
 
     @property
+    def history(self) -> tuple[Call, ...]:
+        """The last calls of `execute` (256 of them), with what each cost."""
+        return self._history.calls()
+
+    @property
     def closed(self) -> bool:
-        return self._lease.connection is None
+        return self._lease.over or self._token != self._grant.token
 
     # ------------------------------------------------------------------ state
 
     def checkpoint(self, label: str = "") -> Snapshot:
         """The contents now, in constant time. The connection goes on as it is. StateError inside a transaction: half of one is no state."""
         with self._lock:
-            settings = self._settled("checkpoint").settings()
+            self._settled("checkpoint")
             stats = self._lease.volume.stats()
-            return Snapshot(label, self.image.base_digest, stats.size, stats.delta_pages, settings, self._lease.volume.freeze())
+            return Snapshot(label, self.image.base_digest, stats.size, stats.delta_pages, self._lease.current(), self._lease.volume.freeze())
+
+    def origin(self) -> Snapshot:
+        """The state of the image: what a reset goes back to."""
+        return Snapshot("", self.image.base_digest, self.image.size, 0, {}, self.image.pages())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot of any session on the same imported file. StateError for one of another file."""
         if snapshot.base_digest != self.image.base_digest:
             raise StateError(f"snapshot {snapshot.label!r} is of base {snapshot.base_digest}, this session of base {self.image.base_digest}")
         with self._lock:
-            self._live()
-            self._lease.reopen(snapshot.contents).apply(snapshot.settings)
+            self._check()
+            self._lease.show(snapshot.contents, snapshot.settings)
             self.generation += 1
 
     def fork(self, n: int = 1) -> list[Session]:
-        """`n` independent sessions with the same contents, connection settings, quota and time to live.
+        """`n` independent sessions with the same contents, connection settings, quota, clock, random numbers to come, and time to live.
 
         StateError inside a transaction, and while TEMP objects or attached databases exist: a fork would lose them without a word.
         """
         with self._lock:
-            connection = self._settled("fork")
-            lost = connection.temporary()
-            if lost is not None:
-                raise StateError(f"fork: the {lost} belongs to this connection and would be lost; drop it first")
-            contents, settings = self._lease.volume.freeze(), connection.settings()
+            self._movable("fork")
+            contents, settings = self._lease.volume.freeze(), self._lease.current()
             forks: list[Session] = []
             try:
                 for number in range(n):
-                    forks.append(self._backend._open_fork(self, contents, f"{self.owner}/fork-{number}"))
-                    forks[-1]._live().apply(settings)
+                    forks.append(self._backend.open_fork(self, contents, f"{self.owner}/fork-{number}"))
+                    forks[-1]._lease.resume(settings)
             except BaseException:
                 for fork in forks:
                     fork.close()
@@ -177,14 +170,28 @@ class Session:
     def reset(self) -> ResetProof:
         """Drop everything the session did, and prove it: no page differs from the image, its size and digest are the image's."""
         with self._lock:
-            self._live()
+            self._check()
             volume = self._lease.volume
             before = volume.stats().delta_pages
-            self._lease.reopen(None)
+            self._lease.show(None, {})
             self.generation += 1
             after = volume.stats()
             digest_ok = self.image.unchanged() and self._proven_digest() == self.image.digest
             return ResetProof(self.image.digest, before, after.delta_pages, after.same_size, digest_ok, self.generation)
+
+    def park(self) -> None:
+        """Close the connection and keep the contents: a parked session is its changed pages and little more. The next call opens it again.
+
+        StateError inside a transaction, and while TEMP objects or attached databases exist.
+        """
+        with self._lock:
+            self._movable("park")
+            self._lease.park()
+            self._backend.book.charge(self._grant, self.held_bytes, parked=True)
+
+    @property
+    def parked(self) -> bool:
+        return self._lease.connection is None
 
     def digest(self, level: Literal["page", "logical"] = "page") -> str:
         """ "page": of the file, the image's own while nothing differs; the same for equal files over one base. "logical": of definitions and rows;
@@ -194,45 +201,87 @@ class Session:
         with self._lock:
             self._settled("digest")
             if level == "logical":
-                return self._logical_digest()
+                with aside(self._backend.pages, self._lease.volume.freeze()) as connection:
+                    return logical_digest(connection)
             stats = self._lease.volume.stats()
             return self.image.digest if stats.delta_pages == 0 and stats.same_size else self._page_digest(self._lease.volume.freeze())
 
-    def delta(self) -> bytes:
-        """The pages that differ from the imported file, ascending: of each its number from 0, a native int64, and its bytes."""
+    def diff(self, before: Snapshot | None = None, after: Snapshot | None = None, *, samples: int = 3) -> tuple[TableDiff, ...]:
+        """Rows added, removed and changed in each table that differs. before: None is the image. after: None is now.
+
+        samples: rows shown of each kind, at most. Rows are told by primary key or rowid; a table whose definition changed is compared as a whole.
+        """
+        with self._lock:
+            self._settled("diff")
+            first = before.contents if before is not None else self.image.pages()
+            second = after.contents if after is not None else self._lease.volume.freeze()
+        with aside(self._backend.pages, first) as earlier, aside(self._backend.pages, second) as later:
+            return differences(earlier, later, samples)
+
+    def delta(self, since: Snapshot | None = None) -> bytes:
+        """The contents and the connection's settings as bytes, for `apply` of any session on the same imported file, here or in another process.
+
+        since: only what changed after that snapshot. StateError inside a transaction.
+        """
         with self._lock:
             self._settled("delta")
-            return self._lease.volume.freeze().delta()
+            earlier = since.contents if since is not None else None
+            return pack(self._lease.volume.freeze(), self.image.page_size, self.image.base_digest, self._lease.current(), earlier)
+
+    def apply(self, *deltas: bytes) -> None:
+        """Go on with the contents that `delta` gave: a whole one, then what changed since it, in order. TEMP objects and open transactions end.
+
+        StateError for a delta that is damaged or of another base (nothing has changed then), or beyond the quota (the session is as its image then).
+        """
+        found = [unpack(delta) for delta in deltas]
+        for one in found:
+            one.check(self.image.base_digest)
+        with self._lock:
+            self._check()
+            if found:
+                self._lease.rewrite(found, self.image.whole())
+                self.generation += 1
 
     def export(self, path: str | Path) -> None:
         """Write the contents as an ordinary database file. UserError when the file exists (nothing is overwritten) or cannot be written."""
         with self._lock:
             self._settled("export")
             contents = self._lease.volume.freeze()
-        path = Path(path)
-        try:
-            with path.open("xb") as file:
-                try:
-                    self._write(file, contents)
-                except BaseException:
-                    path.unlink()
-                    raise
-        except FileExistsError:
-            raise UserError(f"{path}: exists already; export writes a new file") from None
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+        write_database(Path(path), self.image, contents.size, contents.delta())
 
     def stats(self) -> SessionStats:
         with self._lock:
-            self._live()
+            self._check()
             stats, page = self._lease.volume.stats(), self.image.page_size
             return SessionStats(stats.delta_pages, stats.delta_pages * page, stats.held_pages * page, stats.temp_bytes, stats.size, self._executions)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._lease.volume.stats().held_pages * self.image.page_size
+
+    @property
+    def version(self) -> tuple[Any, ...]:
+        """Changes when the contents, the connection's settings or its random numbers to come do."""
+        with self._lock:
+            self._check()
+            return self._lease.volume.stats().writes, self._lease.current()
+
+    def unmovable(self) -> str | None:
+        """What would be lost if the contents went on in another connection; None: nothing."""
+        with self._lock:
+            return "an open transaction" if self.in_transaction else self.temporary()
+
+    # ------------------------------------------------------------------ lease
+
+    def renew(self, ttl_s: float | None) -> None:
+        """The lease ends `ttl_s` seconds from now (None: never)."""
+        self._check()
+        self._backend.book.renew(self._grant, ttl_s)
 
     def close(self) -> None:
         """Give the session back. Its snapshots and forks live on. Closing twice is nothing."""
         with self._lock:
             self._give_back()
-            self._ended = self._ended or "is closed"
 
     def __enter__(self) -> Session:
         return self
@@ -242,23 +291,33 @@ class Session:
 
     # ------------------------------------------------------------------ inside
 
-    def _live(self) -> Connection:
-        connection = self._lease.connection
-        if connection is None:
-            raise StateError(f"the session of {self.owner!r} {self._ended or 'could not be opened again'}")
-        return connection
+    def _check(self) -> None:
+        self._grant.check(self._token)
+        if self._lease.over:
+            raise StateError(f"the session of {self.owner!r} is closed")
 
-    def _settled(self, what: str) -> Connection:
-        connection = self._live()
-        if connection.in_transaction:
+    def _live(self) -> Connection:
+        self._check()
+        if self._lease.connection is None:
+            self._lease.open()
+            self._backend.book.charge(self._grant, self.held_bytes, parked=False)
+        return self._lease.connection  # type: ignore[return-value]
+
+    def _settled(self, what: str) -> None:
+        if self.in_transaction:
             raise StateError(f"{what}: a transaction is open; COMMIT or ROLLBACK first")
-        return connection
+
+    def _movable(self, what: str) -> None:
+        self._settled(what)
+        lost = self.temporary()
+        if lost is not None:
+            raise StateError(f"{what}: the {lost} belongs to this connection and would be lost; drop it first")
 
     def _expire(self) -> None:
         """Called by the watchdog when the time is up: ends the call under way, then the session. Called again until it can."""
         if self._lock.acquire(blocking=False):
             try:
-                self._ended = f"ended: its lease of {self.ttl_s:g} s is over"
+                self._backend.book.end(self._grant, f"ended: its lease of {self.ttl_s:g} s is over", expired=True)
                 self.close()
             finally:
                 self._lock.release()
@@ -266,7 +325,7 @@ class Session:
             self.interrupt()
 
     def _page_digest(self, contents: Image) -> str:
-        return page_digest(self.image.base_digest, self.image.path.stat().st_size, contents.size, contents.delta())
+        return page_digest(self.image.base_digest, self.image.base_size, contents.size, contents.delta())
 
     def _proven_digest(self) -> str:
         """The digest of what is there after a reset: from the pages themselves, unless the image's own are many; those it shares, by identity."""
@@ -274,31 +333,3 @@ class Session:
         if stats.delta_pages == 0 and stats.same_size and self.image.delta_bytes > _REHASH_BYTES:
             return self.image.digest
         return self._page_digest(self._lease.volume.freeze())
-
-    def _logical_digest(self) -> str:
-        """Through a connection of its own, which no setting and no TEMP object of the session reaches."""
-        volume = self._backend.pages.volume(self._lease.volume.freeze(), None, 0, 1 << 40)
-        try:
-            connection = apsw.Connection("database", vfs=volume.name, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=0)
-            try:
-                return logical_digest(connection)
-            finally:
-                connection.close(True)
-        finally:
-            volume.close()
-
-    def _write(self, file: BinaryIO, contents: Image) -> None:
-        """Base first, then the pages that differ, then the size."""
-        page, left = self.image.page_size, contents.size
-        with self.image.path.open("rb") as base:
-            while left > 0 and (block := base.read(min(_COPY_BLOCK, left))):
-                file.write(block)
-                left -= len(block)
-        delta = contents.delta()
-        for at in range(0, len(delta), 8 + page):
-            (number,) = struct.unpack_from("=q", delta, at)
-            file.seek(number * page)
-            file.write(memoryview(delta)[at + 8 : at + 8 + page])
-        file.truncate(contents.size)
-        file.flush()
-        os.fsync(file.fileno())
