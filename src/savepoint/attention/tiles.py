@@ -18,15 +18,20 @@ from torch import Tensor
 from savepoint.attention.problem import Problem, group, statistics_dtype
 from savepoint.attention.sinks import over_rows, with_sinks
 
+NARROWEST, WIDEST = 128, 512  # queries of a chunk in a windowed layer: about as many as the window, so that few pairs of a tile are masked
 NARROW = 4  # a window of up to so many chunks is one masked range: fewer calls win over the work in the masked corners
 
 
 class Kernel(Protocol):
-    """One tile. q: [B, Hkv, rows, D], k: [B, Hkv, keys, D], v: [B, Hkv, keys, Dv], mask: additive [1, 1, rows, keys] or None; every row sees a key."""
+    """One tile. q: [B, Hkv, rows, D], k: [B, Hkv, keys, D], v: [B, Hkv, keys, Dv], mask: additive [1, 1, rows, keys] or None; every row sees a key.
+
+    query_chunk: queries of a chunk. forward_keys, backward_keys: most keys of a range without a mask (None: any number), which bounds what a tile allocates.
+    """
 
     equal_head_sizes: bool
     query_chunk: int
-    key_chunk: int | None
+    forward_keys: int | None
+    backward_keys: int | None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]: ...
 
@@ -52,14 +57,14 @@ class Chunk(NamedTuple):
     keys: list[Keys]
 
 
-def chunks(problem: Problem, kernel: Kernel) -> Iterator[Chunk]:
+def chunks(problem: Problem, query_chunk: int, key_chunk: int | None) -> Iterator[Chunk]:
     """The walk: every query once, every visible (query, key) pair in exactly one range."""
-    width = kernel.query_chunk if problem.window is None else max(kernel.query_chunk // 4, min(problem.window, kernel.query_chunk))
+    width = query_chunk if problem.window is None else min(max(problem.window, NARROWEST), WIDEST)
     for document in problem.documents:
         for start in range(document.start, document.stop, width):
             stop = min(start + width, document.stop)
             first, last = start + document.offset, stop + document.offset
-            yield Chunk(start, stop, document.offset, list(visible(document.first_key, first, last, problem.window, width, kernel.key_chunk)))
+            yield Chunk(start, stop, document.offset, list(visible(document.first_key, first, last, problem.window, width, key_chunk)))
 
 
 def visible(first_key: int, first: int, last: int, window: int | None, width: int, key_chunk: int | None) -> Iterator[Keys]:
@@ -151,7 +156,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: Prob
     whole_sink = None if sinks is None else group(over_rows(sinks, q.shape[0], q.shape[2], dtype), kv_heads)
     k, v, size = _prepared(k, v, kernel)
     masks = Masks(problem.window, whole_q.shape[2], k)
-    for chunk in chunks(problem, kernel):
+    for chunk in chunks(problem, kernel.query_chunk, kernel.forward_keys):
         queries, here = _rows(whole_q, chunk, dtype, size), slice(chunk.start, chunk.stop)
         parts = [
             kernel.forward(queries, k[:, :, keys.start : keys.stop], v[:, :, keys.start : keys.stop], masks(chunk, keys), problem.scale) for keys in chunk.keys
@@ -174,7 +179,7 @@ def backward(
     dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v))
     keys_, values, size = _prepared(k, v, kernel)
     masks = Masks(problem.window, whole_q.shape[2], keys_)
-    for chunk in chunks(problem, kernel):
+    for chunk in chunks(problem, kernel.query_chunk, kernel.backward_keys):
         here = slice(chunk.start, chunk.stop)
         queries, dout_rows, out_rows = (_rows(x, chunk, dtype, size) for x in (whole_q, whole_dout, whole_out))
         lse_rows = _rows(whole_lse[..., None], chunk, dtype).squeeze(-1)

@@ -14,8 +14,9 @@ class DenseTile:
     """One tile as a small dense softmax, recomputed in backward."""
 
     equal_head_sizes = False
-    query_chunk = 256
-    key_chunk: int | None = 512
+    query_chunk = 128
+    forward_keys: int | None = 512
+    backward_keys: int | None = 512
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
         scores = self._scores(q, k, mask, scale)

@@ -15,8 +15,9 @@ class FlashTile:
     """One tile. Masks are always handed over: the kernel's own `is_causal` multiplies its -inf by the scale, which breaks for a scale <= 0."""
 
     equal_head_sizes = True  # the kernel demands them
-    query_chunk = 512
-    key_chunk: int | None = None
+    query_chunk = 192
+    forward_keys: int | None = None  # the output of a tile does not grow with its keys
+    backward_keys: int | None = 1024
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
