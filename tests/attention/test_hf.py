@@ -290,3 +290,60 @@ def test_the_named_backend_is_the_one_that_computes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(hf, "sink_attention", spy)
     made("gpt_oss", "savepoint_reference")(input_ids=ids(1, 5), use_cache=False)
     assert asked == ["eager", "eager"]
+
+
+_TINY: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+_DEEPSEEK: dict[str, Any] = {
+    **_TINY, "num_key_value_heads": 1, "head_dim": 16, "q_lora_rank": 16, "o_groups": 2, "o_lora_rank": 8, "index_n_heads": 2, "index_head_dim": 8,
+    "index_topk": 4, "sliding_window": 8,
+}  # fmt: skip
+
+
+def from_config(config: Any, implementation: str, model: Any = transformers.AutoModelForCausalLM) -> Any:
+    torch.manual_seed(0)
+    make = model.from_config if model is transformers.AutoModelForCausalLM else model._from_config
+    return make(config, attn_implementation=implementation, experts_implementation="eager").eval()
+
+
+def test_compressed_keys_are_refused():
+    with pytest.raises(ValueError, match="compressed or selected keys"):
+        from_config(transformers.DeepseekV4Config(**_DEEPSEEK), OURS)(input_ids=ids(1, 20), use_cache=False)
+
+
+def test_the_sliding_layers_of_deepseek_v4_are_its_own():
+    config = transformers.DeepseekV4Config(**_DEEPSEEK, layer_types=["sliding_attention"] * 2)
+    eager, ours = from_config(config, "eager"), from_config(config, OURS)
+    expected, got = (model(input_ids=ids(1, 20), use_cache=False).logits for model in (eager, ours))
+    assert difference(got, expected) <= 1e-4
+    theirs, mine = slopes(eager, expected), slopes(ours, got)
+    assert all(difference(mine[name], slope) <= 1e-3 for name, slope in theirs.items())
+
+
+def test_selected_keys_are_refused():
+    config = transformers.HYV4Config(
+        **_TINY, intermediate_size=32, num_key_value_heads=4, head_dim=16, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8,
+        v_head_dim=16, index_topk=4, index_head_dim=8, index_n_heads=2,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="indexed_attention"):
+        from_config(config, OURS)(input_ids=ids(1, 20), use_cache=False)
+
+
+def test_a_bias_on_the_scores_is_refused():
+    config = transformers.Inkling2TextConfig(
+        **_TINY, num_key_value_heads=2, head_dim=8, swa_num_attention_heads=4, swa_num_key_value_heads=2, swa_head_dim=8, sliding_window_size=8, d_rel=4,
+        rel_extent=16,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="position_bias"):
+        from_config(config, OURS, transformers.Inkling2ForCausalLM)(input_ids=ids(1, 20), use_cache=False)
+
+
+def test_sinks_that_a_layer_lost_are_missed():
+    model = made("mimo_v2_flash", OURS)
+    hf.check_sinks(model)  # its full layers have none, and should not
+    sliding = next(layer.self_attn for layer in model.model.layers if layer.self_attn.sliding_window)
+    sliding.sinks = None
+    with pytest.raises(ValueError, match=r"self_attn of this 'mimo_v2_flash' model has none"):
+        hf.check_sinks(model)

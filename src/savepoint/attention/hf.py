@@ -13,8 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from savepoint.attention.sink import sink_attention
+from savepoint.attention.errors import BackendUnavailable
+from savepoint.attention.select import backends
+from savepoint.attention.sink import resolve_backend, sink_attention
 
+_SINK_LAYERS = {
+    **dict.fromkeys(("gpt_oss", "flint", "granite_swa", "granitemoe_swa"), ("full_attention", "sliding_attention")),
+    "mimo_v2_flash": ("sliding_attention",),
+}
+"""Architectures of transformers 5.24 whose sinks come through here, and the kinds of layer that have them."""
 _BUILT_IN = ("eager", "sdpa", "flex_attention")
 
 
@@ -35,18 +42,30 @@ def register(name: str = "savepoint_sink", *, backend: str = "auto") -> str:
         raise ValueError(f'name: {name!r}: transformers takes a name with "flash" or "/" for a kernel of its own and would load that one')
     if name in _BUILT_IN or "sdpa" in name or "flex_attention" in name or "|" in name:
         raise ValueError(f"name: {name!r} belongs to transformers itself")
-    _check_backend(backend)
+    check_backend(backend)
     AttentionInterface.register(name, SinkAttention(backend))
     AttentionMaskInterface.register(name, padding_mask)
     return name
 
 
-def _check_backend(backend: str) -> None:
-    from savepoint.attention.select import backends
+def check_backend(backend: str, device: str | torch.device | None = None) -> None:
+    """ValueError for an unknown backend; BackendUnavailable with the reason for one that `device` (None: any) cannot have."""
+    known = backends(device or "cpu")
+    if backend not in ("auto", *known):
+        raise ValueError(f"backend: unknown {backend!r} (known: {', '.join(('auto', *known))})")
+    if device is not None and known.get(backend):
+        raise BackendUnavailable(backend, str(known[backend]))
 
-    known = ("auto", *backends())
-    if backend not in known:
-        raise ValueError(f"backend: unknown {backend!r} (known: {', '.join(known)})")
+
+def check_sinks(model: Any) -> None:
+    """ValueError that names the first attention layer of `model` whose sinks its architecture has and which are not there, or no parameter."""
+    for name, module in model.named_modules():
+        kinds = _SINK_LAYERS.get(model.config.model_type, ())
+        if not name.endswith("self_attn") or not kinds:
+            continue
+        kind = "sliding_attention" if getattr(module, "sliding_window", None) is not None else "full_attention"
+        if kind in kinds and not isinstance(getattr(module, "sinks", None), torch.nn.Parameter):
+            raise ValueError(f"sinks: {name} of this {model.config.model_type!r} model has none: they were lost on the way here")
 
 
 def implementation(model: Any) -> SinkAttention | None:
@@ -55,6 +74,17 @@ def implementation(model: Any) -> SinkAttention | None:
 
     found = ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation)
     return found if isinstance(found, SinkAttention) else None
+
+
+def backend_of(model: Any) -> str:
+    """The backend that computes the attention of `model` while it learns, or transformers' own name for its attention where that is not ours."""
+    ours = implementation(model)
+    if ours is None:
+        return str(model.config._attn_implementation)
+    if ours.backend != "auto":
+        return ours.backend
+    sample = torch.zeros(1, 1, 1, 8, dtype=model.dtype, device=model.device, requires_grad=True)
+    return resolve_backend(sample, sample, sample, sample[..., 0, 0, 0].detach())
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +158,8 @@ def _whole(
     bounds = torch.cat((starts.flatten()[at].nonzero()[:, 0], at.new_tensor([len(at)]))).to(torch.int32)
     if batch == 1 and mask is None:
         return call(query, key, value, bounds)
-    packed = call(*(x.transpose(1, 2).flatten(0, 1)[at].transpose(0, 1)[None] for x in (query, key, value)), bounds)
+    query, key, value = (x.transpose(1, 2).flatten(0, 1)[at].transpose(0, 1)[None] for x in (query, key, value))
+    packed = call(query, key, value, bounds)
     out = packed.new_zeros(batch * length, *packed.shape[1::2]).index_copy(0, at, packed[0].transpose(0, 1))
     return out.view(batch, length, *out.shape[1:]).transpose(1, 2)
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from transformers.utils.logging import disable_progress_bar
 
-from savepoint.attention import hf
+from savepoint.attention import BackendUnavailable, hf
 from savepoint.config import Settings
 from savepoint.errors import UserError
 from savepoint.rollout.engines.base import checksum, copy_weights, weights_of
@@ -58,11 +58,15 @@ class Policy:
         self.attend()
 
     def attend(self, backend: str = "auto") -> None:
-        """Compute attention with a backend of `savepoint.attention`. UserError that says which are known, or why the model cannot."""
+        """Compute attention with a backend of `savepoint.attention`. UserError that says which are known, why this one cannot be had here, or why the
+        model cannot have it."""
         try:
-            self.model.set_attn_implementation(hf.register(f"savepoint_{'sink' if backend == 'auto' else backend.replace('flash', 'fl')}", backend=backend))
-        except ValueError as error:
-            raise UserError(str(error)) from None
+            hf.check_backend(backend, self.device)
+            # Another name, since transformers takes one with "flash" in it for a kernel of its own.
+            self.model.set_attn_implementation(hf.register(f"savepoint_{backend.replace('flash', 'fused')}", backend=backend))
+            hf.check_sinks(self.model)
+        except (ValueError, BackendUnavailable) as error:
+            raise UserError(f"attention: {error}") from None
 
     @classmethod
     def tiny(cls, config: TinyConfig, *, vocab_size: int, pad_id: int, end_id: int, seed: int) -> Policy:
@@ -149,8 +153,9 @@ class Policy:
         return checksum(self.weights())
 
 
-def _tiny_model(config: TinyConfig, vocab_size: int, pad_id: int, end_id: int) -> Any:
-    from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
+def tiny_config(config: TinyConfig, *, vocab_size: int, pad_id: int, end_id: int) -> Any:
+    """The transformers configuration of a policy made from scratch."""
+    from transformers import GptOssConfig, LlamaConfig
 
     shared: dict[str, Any] = {
         "vocab_size": vocab_size, "hidden_size": config.hidden_size, "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
@@ -158,13 +163,18 @@ def _tiny_model(config: TinyConfig, vocab_size: int, pad_id: int, end_id: int) -
         "tie_word_embeddings": True, "pad_token_id": pad_id, "bos_token_id": None, "eos_token_id": end_id,
     }  # fmt: skip
     if config.architecture == "llama":
-        return LlamaForCausalLM(LlamaConfig(**shared, intermediate_size=config.intermediate or 192))
-    return GptOssForCausalLM(
-        GptOssConfig(
-            **shared, intermediate_size=config.intermediate or 64, num_local_experts=config.experts, num_experts_per_tok=config.experts_per_token,
-            sliding_window=config.sliding_window, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        )
+        return LlamaConfig(**shared, intermediate_size=config.intermediate or 192)
+    return GptOssConfig(
+        **shared, intermediate_size=config.intermediate or 64, num_local_experts=config.experts, num_experts_per_tok=config.experts_per_token,
+        sliding_window=config.sliding_window, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )  # fmt: skip
+
+
+def _tiny_model(config: TinyConfig, vocab_size: int, pad_id: int, end_id: int) -> Any:
+    from transformers import GptOssForCausalLM, LlamaForCausalLM
+
+    model = LlamaForCausalLM if config.architecture == "llama" else GptOssForCausalLM
+    return model(tiny_config(config, vocab_size=vocab_size, pad_id=pad_id, end_id=end_id))
 
 
 def _load_model(folder: Path) -> Any:

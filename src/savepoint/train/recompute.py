@@ -28,7 +28,7 @@ def recompute_layers(model: Any, *, offload: bool = False) -> int:
         raise ValueError(f"checkpoint: a {model.config.model_type!r} model has no layers that can be run again")
     for layer in layers:
         # A bound method, and not a closure: a deep copy of the model then holds the copy's own layers.
-        layer.forward = MethodType(_offloaded if offload else _recomputed, layer)  # type: ignore[method-assign]
+        layer.forward = MethodType(_offloaded if offload else _recomputed, layer)
     return len(layers)
 
 
