@@ -23,6 +23,8 @@ Recompute = Literal["off", "layers", "host"]
 
 LOGITS_BLOCK = {"cpu": 16 << 20, "cuda": 128 << 20}
 """Bytes of one block of logits, as `train.logprobs` makes them; three such blocks live at once in its backward pass."""
+_HEAD_SLICE = 64 << 20
+"""Bytes of a head in half precision that are widened at a time."""
 _LONGEST = 1 << 24
 
 
@@ -189,5 +191,6 @@ def _mlp_work(shape: Shape, tokens: int, how: Learner) -> int:
 def _logits(shape: Shape, tokens: int, how: Learner) -> int:
     """Bytes of the log-probs' backward pass: blocks, the head's gradient, and hidden states around the last norm."""
     size = how.dtype.itemsize
-    head = 4 * shape.vocabulary * shape.hidden * ((how.lora_rank is None) + (size < 4))
-    return 3 * LOGITS_BLOCK.get(how.device.partition(":")[0], LOGITS_BLOCK["cuda"]) + head + tokens * shape.hidden * (8 + 3 * size)
+    head = 4 * shape.vocabulary * shape.hidden if how.lora_rank is None else 0
+    widened = min(_HEAD_SLICE, 4 * shape.vocabulary * shape.hidden) if size < 4 else 0
+    return 3 * LOGITS_BLOCK.get(how.device.partition(":")[0], LOGITS_BLOCK["cuda"]) + head + widened + tokens * shape.hidden * (8 + 3 * size)

@@ -12,7 +12,7 @@ from savepoint.curriculum.plan import PolicySettings, Recipe, SftStage
 from savepoint.errors import UserError
 from savepoint.train.policy import tiny_config
 
-PROCESS_BYTES = 550_000_000
+PROCESS_BYTES = 450_000_000
 """Interpreter, libraries, databases, demonstrations and what the allocator does not give back, measured with the quickstart."""
 _EVALUATION_SLOTS = 64
 
@@ -20,7 +20,7 @@ _EVALUATION_SLOTS = 64
 def run_memory(recipe: Recipe, device: str = "cpu") -> dict[str, Any]:
     """`{"device", "process", "engine", "learner": the plan's parts, "total", "budget", "largest_tokens"}`, in bytes.
 
-    `total` is the peak of the whole run; `largest_tokens` the longest micro-batch that would still fit in `budget`, all that the device has.
+    `total` is the most that the run can need, as if every trajectory were as long as it may be. `largest_tokens` is the longest micro-batch that would still fit in `budget`, all that the device has.
     UserError for a model folder that cannot be read and for settings that do not fit together.
     """
     settings = recipe.learner
