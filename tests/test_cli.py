@@ -118,6 +118,9 @@ def test_plan_prints_the_stages_and_runs_nothing(tmp_path: Path, monkeypatch: py
     assert main(["plan", "quickstart", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert [(s["name"], s["steps"]) for s in plan["stages"]][3] == ("agentic RL", 30) and plan["seconds"] > 60 and plan["memory_bytes"] < 2 << 30
+    memory = plan["memory"]
+    parts = sum(value for name, value in memory["learner"].items() if name not in ("tokens", "peak"))
+    assert memory["total"] == plan["memory_bytes"] and memory["learner"]["peak"] <= parts and memory["largest_tokens"] > memory["learner"]["tokens"]
     assert main(["plan", "quickstart"]) == 0
     assert "agentic RL" in capsys.readouterr().out and list(tmp_path.iterdir()) == []
 

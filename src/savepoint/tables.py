@@ -12,7 +12,7 @@ from rich.table import Table
 
 def _table(title: str, *columns: str) -> Table:
     """A table whose first column is text and whose others are figures."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    table = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     return table
@@ -45,7 +45,26 @@ def print_plan(plan: dict[str, Any]) -> None:
     settings = plan["settings"]
     model = settings["policy"]["model"] or f"{settings['policy']['architecture']} of {plan['parameters']:,} parameters"
     console.print(f"policy: {escape(model)}; tasks: {escape(settings['tasks']['file'] or settings['tasks']['database'])}", highlight=False)
+    _print_memory(console, plan["memory"])
     console.print(f"in all about {duration(plan['seconds'])} and {plan['memory_bytes'] / 2**30:.1f} GiB of memory", highlight=False)
+
+
+def _print_memory(console: Console, memory: dict[str, Any]) -> None:
+    """Peak memory by part, and the longest micro-batch that would fit."""
+    learner = memory["learner"]
+    parts = {name: learner[name] for name in ("weights", "gradients", "optimiser", "checkpoints", "attention", "mlp", "logits")}
+    parts |= {name: memory[name] for name in ("reference", "engine", "process")}
+    console.print(f"[bold]memory, with a micro-batch of {learner['tokens']:,} tokens[/]", highlight=False)
+    table = _table("", "part", "MB")
+    for name, value in parts.items():
+        if value:
+            table.add_row(name, f"{value / 1e6:,.1f}")
+    table.add_row("peak", f"{memory['total'] / 1e6:,.1f}")
+    console.print(table)
+    console.print(
+        f"the longest micro-batch in this machine's {memory['budget'] / 2**30:.1f} GiB: {memory['largest_tokens']:,} tokens"
+        if memory["device"] == "cpu" else f"the longest micro-batch on {memory['device']}: {memory['largest_tokens']:,} tokens", highlight=False,
+    )  # fmt: skip
 
 
 def print_evaluation(result: dict[str, Any]) -> None:

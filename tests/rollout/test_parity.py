@@ -6,7 +6,10 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from savepoint.attention import sink_attention
+from savepoint.attention.sinks import with_sinks
 from savepoint.errors import UserError
+from savepoint.rollout.engines import forward
 from savepoint.rollout.engines.base import Sampled
 from savepoint.rollout.engines.embedded import EmbeddedEngine
 from savepoint.train.policy import Policy, TinyConfig
@@ -147,3 +150,34 @@ def test_what_cannot_be_served_is_refused():
     policy.model.config = Unknown()
     with pytest.raises((UserError, ValueError), match="llama"):
         EmbeddedEngine(policy.model, slots=8, max_tokens=32, pad_id=0)
+
+
+@pytest.mark.parametrize("sinks", [-float("inf"), 0.0, 9.0])
+def test_sinks_of_any_size_are_the_learners(sinks: float):
+    policy = tiny("gpt_oss")
+    with torch.no_grad():
+        for layer in policy.model.model.layers:
+            layer.self_attn.sinks.fill_(sinks)
+    engine = EmbeddedEngine(policy.model, slots=16, max_tokens=96, pad_id=0)
+    assert worst_gap(policy, generate(engine, PROMPTS, 2)) <= 1e-4
+
+
+def test_prompts_are_read_and_tokens_sampled_with_the_learners_own_functions(monkeypatch: pytest.MonkeyPatch):
+    policy = tiny("gpt_oss")
+    read: list[tuple[int, int, int | None]] = []
+    sinked: list[tuple[int, ...]] = []
+
+    def attend(q: torch.Tensor, k: torch.Tensor, *rest: object, window: int | None) -> object:
+        read.append((q.shape[2], k.shape[2], window))
+        return sink_attention(q, k, *rest, window=window)  # type: ignore[arg-type]
+
+    def renormalise(out: torch.Tensor, *rest: object) -> object:
+        sinked.append(tuple(out.shape))
+        return with_sinks(out, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(forward, "sink_attention", attend)
+    monkeypatch.setattr(forward, "with_sinks", renormalise)
+    generate(EmbeddedEngine(policy.model, slots=16, max_tokens=1200, pad_id=0), [[7] * 700, [8] * 9], 2, max_tokens=1200)
+    pieces = [(queries, keys) for queries, keys, _ in read if queries > 150]
+    assert (512, 512) in pieces and (188, 700) in pieces and {window for *_, window in read} == {None, 8}
+    assert sinked and all(shape[2] >= 1 for shape in sinked)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from savepoint.rollout.render import Part
+from savepoint.train.batches import pack
 from savepoint.train.policy import Policy, TinyConfig
 from savepoint.train.sft import Example, Sft, SftSettings
 
@@ -28,7 +29,7 @@ def examples(n: int = 24) -> list[Example]:
 
 
 def sft(model: Policy, **settings: object) -> Sft:
-    return Sft(model, examples(), SftSettings(epochs=20, batch_size=8, warmup_steps=2, **settings), random.Random(1), pad_id=0)  # type: ignore[arg-type]
+    return Sft(model, examples(), SftSettings(epochs=20, batch_size=8, warmup_steps=2, **settings), random.Random(1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("muon_lr", [0.02, 0.0])
@@ -41,7 +42,7 @@ def test_it_learns_to_say_what_was_demonstrated(muon_lr: float):
 def test_tokens_of_weight_zero_have_no_gradient():
     model = policy()
     stage = sft(model, context_weight=0.0, quoted_weight=0.0, muon_lr=0.0)
-    other = Sft(copy.deepcopy(model), [Example(e.ids[:1] + e.ids[1:], e.parts) for e in examples()], stage.settings, random.Random(1), pad_id=0)
+    other = Sft(copy.deepcopy(model), [Example(e.ids[:1] + e.ids[1:], e.parts) for e in examples()], stage.settings, random.Random(1))
     for example in other.examples:
         example.parts[1] = Part.QUOTED
     a, b = stage.step(0), other.step(0)
@@ -67,7 +68,7 @@ def test_a_stage_goes_on_from_its_state_to_the_same_bits():
 
 
 def test_an_epoch_shows_every_example_once():
-    stage = Sft(policy(), examples(24), SftSettings(epochs=2, batch_size=8), random.Random(3), pad_id=0)
+    stage = Sft(policy(), examples(24), SftSettings(epochs=2, batch_size=8), random.Random(3))
     assert sorted(stage.order[:24]) == list(range(24)) == sorted(stage.order[24:]) and stage.order[:24] != stage.order[24:]
 
 
@@ -75,3 +76,26 @@ def test_the_schedule_warms_up_and_cools_down():
     stage = sft(policy())
     rates = [stage._schedule(k) for k in range(stage.steps)]
     assert rates[0] < rates[1] and max(rates) <= 1.0 and 0.1 <= rates[-1] < 0.12
+
+
+def test_the_split_into_microbatches_changes_nothing():
+    made = []
+    for budget in (4096, 1):
+        model = policy()
+        stage = sft(model, muon_lr=0.0, context_weight=0.3, tokens_per_microbatch=budget)
+        stage.optimisers = [(torch.optim.SGD(list(model.parameters()), 1.0), 1.0)]  # Adam's first step would blow rounding up to its learning rate
+        made.append((stage.step(0), model.weights()))
+    (whole, weights), (split, split_weights) = made
+    assert whole["loss"] == pytest.approx(split["loss"], rel=1e-5) and whole["own_loss"] == pytest.approx(split["own_loss"], rel=1e-5)
+    assert all(torch.allclose(weights[name], split_weights[name], atol=1e-6) for name in weights)
+
+
+def test_what_stands_beside_a_demonstration_does_not_change_its_loss():
+    model = policy()
+    chosen = examples(3)
+    losses = []
+    for beside in ([], chosen[1:]):
+        stage = Sft(copy.deepcopy(model), [chosen[0], *beside], SftSettings(epochs=1, batch_size=1 + len(beside)), random.Random(0))
+        batch = pack([e.ids for e in (chosen[0], *beside)], [[True] * 4] * (1 + len(beside)))
+        losses.append(stage.policy.packed_logprobs(batch)[:3])
+    assert torch.allclose(losses[0], losses[1], atol=1e-6)

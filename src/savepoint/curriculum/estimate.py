@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from savepoint.curriculum.memory import run_memory
 from savepoint.curriculum.plan import Recipe, SftStage
 
 # Measured with the quickstart on one core (benchmarks/results/quickstart.json): tokens a second of each part for the tiny gpt-oss policy of
@@ -47,9 +48,10 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
         )  # fmt: skip
     evaluated = 2 * recipe.tasks.heldout * recipe.evaluation.samples * (len(rows) + 1)
     evaluation = evaluated * (_TASK_SECONDS + slower * _EPISODE_TOKENS["agentic"] * _SAMPLED_SHARE / _RATE["sample"])
+    memory = run_memory(recipe)
     return {
         "recipe": recipe.name, "seed": recipe.seed, "stages": rows, "parameters": parameters,
         "evaluation": {"trajectories": evaluated, "seconds": round(evaluation)},
         "seconds": round(sum(row["seconds"] for row in rows) + evaluation),
-        "memory_bytes": round(6e8 + 16 * (parameters or 0) + 4 * recipe.environment.max_tokens * 3e5),
+        "memory_bytes": memory["total"], "memory": memory,
     }  # fmt: skip

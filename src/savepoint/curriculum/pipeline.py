@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from savepoint.attention.hf import backend_of
 from savepoint.curriculum.demonstrations import demonstrate, demonstrations
+from savepoint.curriculum.memory import run_memory
 from savepoint.curriculum.plan import GrpoStage, Mode, Recipe, SftStage
 from savepoint.curriculum.source import open_source
 from savepoint.curriculum.summary import Ledger, environment_of_run, summary_of
@@ -27,6 +29,7 @@ from savepoint.rollout.render import Chat, CompactChat, train_tokenizer
 from savepoint.state import Backend, open_backend
 from savepoint.train.bundle import load_bundle, save_bundle
 from savepoint.train.grpo import Grpo
+from savepoint.train.learner import prepare
 from savepoint.train.policy import Policy
 from savepoint.train.run import Run
 from savepoint.train.sft import Example, Sft
@@ -95,6 +98,7 @@ class Pipeline:
         self._check_manifest(resume)
         self.grader = Grader(backend)
         self.policy, self.chat = self._policy()
+        prepare(self.policy, recipe.learner)
         limits = recipe.environment
         episodes = max([s.prompts_per_step * s.group_size for s in recipe.stages if isinstance(s, GrpoStage)], default=64)
         self.engine = EmbeddedEngine(self.policy.model, slots=episodes, max_tokens=limits.max_tokens, pad_id=self.chat.pad_id)
@@ -156,7 +160,7 @@ class Pipeline:
             made += self._demonstrations(stage.single_turn_demonstrations, "single_turn", rng)
         grade = self.grader.seconds - graded
         self.ledger.spend(index, {"environment": time.perf_counter() - started - grade, "grade": grade})
-        sft = Sft(self.policy, made, stage, self.run_.rng("stage", index, "order"), self.chat.pad_id)
+        sft = Sft(self.policy, made, stage, self.run_.rng("stage", index, "order"))
         if self.ledger.step:
             sft.load_state(self.tensors["optimiser"])
 
@@ -312,8 +316,8 @@ class Pipeline:
         """`summary.json`: what happened, at what cost, and whether it reached what such a run is for."""
         summary = summary_of(self.ledger) | {
             "recipe": self.recipe.name, "seed": self.recipe.seed, "profile": self.profile, "database": self.source.description,
-            "environment": environment_of_run(self.policy.model.config._attn_implementation, self.backend.manifest()),
-            "settings": self.recipe.model_dump(mode="json"),
+            "environment": environment_of_run(backend_of(self.policy.model), self.backend.manifest()),
+            "settings": self.recipe.model_dump(mode="json"), "planned_memory": run_memory(self.recipe),
         }  # fmt: skip
         with self.run_.write_guard():
             write_atomically(self.run_.folder / "summary.json", json.dumps(summary, indent=1))

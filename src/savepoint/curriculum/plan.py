@@ -15,6 +15,7 @@ from savepoint.envs.sql.queries import FORMS
 from savepoint.envs.sql.settings import EnvironmentSettings, StateSettings
 from savepoint.errors import UserError
 from savepoint.train.grpo import GrpoSettings
+from savepoint.train.learner import LearnerSettings
 from savepoint.train.policy import TinyConfig
 from savepoint.train.sft import SftSettings
 
@@ -102,6 +103,7 @@ class Recipe(Settings):
     tensorboard: bool = Field(True, description="write TensorBoard files beside metrics.jsonl")
     tasks: TaskSettings = Field(default_factory=TaskSettings)
     policy: PolicySettings = Field(default_factory=PolicySettings)
+    learner: LearnerSettings = Field(default_factory=LearnerSettings)
     environment: EnvironmentSettings = Field(default_factory=EnvironmentSettings)
     demonstrator: DemonstratorSettings = Field(default_factory=DemonstratorSettings)
     state: StateSettings = Field(default_factory=StateSettings)

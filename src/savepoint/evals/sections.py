@@ -101,7 +101,8 @@ def totals(run: RunRecord) -> list[tuple[str, str]]:
     """What the whole run cost."""
     s = run.summary
     cost = [("whole run", f"{clock(s['seconds'])} min" if s.get("seconds") else ""), ("CPU time", f"{s['cpu_seconds']:,.0f} s" if s.get("cpu_seconds") else ""),
-            ("peak memory", size(s["peak_memory_bytes"]) if s.get("peak_memory_bytes") else "")]  # fmt: skip
+            ("peak memory", size(s["peak_memory_bytes"]) if s.get("peak_memory_bytes") else ""),
+            ("planned memory", size(s["planned_memory"]["total"]) if s.get("planned_memory") else "")]  # fmt: skip
     return [(name, value) for name, value in cost if value]
 
 

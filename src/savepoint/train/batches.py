@@ -1,4 +1,4 @@
-"""Micro-batches: sequences of like length, padded together, with what each token counts for."""
+"""Micro-batches: sequences end to end in one row, with where each begins and what each token counts for. Nothing is padded."""
 
 from __future__ import annotations
 
@@ -10,46 +10,43 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """ids, attention: [B, T] int64, padded right; trained: [B, T] bool."""
+class Packed:
+    """Sequences end to end: ids [N] int64, trained [N] bool, and their lengths, which sum to N."""
 
     ids: Tensor
-    attention: Tensor
     trained: Tensor
+    lengths: tuple[int, ...]
 
     def flat(self, values: Sequence[Sequence[float]]) -> Tensor:
-        """Per-token values of the B sequences, at the trained positions, in the order of `Policy.logprobs`: [trained tokens] float32."""
-        padded = torch.zeros(self.ids.shape)
-        for i, row in enumerate(values):
-            padded[i, : len(row)] = torch.tensor(row, dtype=torch.float32)
-        return padded[self.trained]
+        """Per-token values of the sequences, at the trained positions, in the order of `Policy.packed_logprobs`: [trained tokens] float32."""
+        return torch.tensor([value for row in values for value in row], dtype=torch.float32)[self.trained]
 
     def segments(self) -> Tensor:
         """The sequence that each trained token belongs to: [trained tokens] int64."""
-        return self.trained.nonzero()[:, 0]
+        return torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))[self.trained]
 
 
-def pad(sequences: Sequence[Sequence[int]], trained: Sequence[Sequence[bool]], pad_id: int) -> Batch:
-    """Sequences padded to the longest. The first token of a sequence has no prediction and is never trained."""
-    shape = (len(sequences), max(map(len, sequences)))
-    ids = torch.full(shape, pad_id, dtype=torch.long)
-    attention = torch.zeros(shape, dtype=torch.long)
-    mask = torch.zeros(shape, dtype=torch.bool)
-    for i, sequence in enumerate(sequences):
-        ids[i, : len(sequence)] = torch.tensor(sequence)
-        attention[i, : len(sequence)] = 1
-        mask[i, : len(sequence)] = torch.tensor(trained[i], dtype=torch.bool)
-    mask[:, 0] = False
-    return Batch(ids, attention, mask)
+def pack(sequences: Sequence[Sequence[int]], trained: Sequence[Sequence[bool]]) -> Packed:
+    """One row of sequences. The first token of a sequence has no prediction and is never trained. ValueError for none, an empty one, or a mask that does
+    not fit its sequence."""
+    if not sequences or not all(sequences):
+        raise ValueError("sequences: every one needs at least one token, and there must be one")
+    if [len(s) for s in sequences] != [len(t) for t in trained]:
+        raise ValueError("trained: must hold one value for each token of each sequence")
+    mask = [bool(t) and i > 0 for row in trained for i, t in enumerate(row)]
+    ids = torch.tensor([token for row in sequences for token in row], dtype=torch.long)
+    return Packed(ids, torch.tensor(mask, dtype=torch.bool), tuple(map(len, sequences)))
 
 
-def by_length(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Split `rows` into micro-batches of at most `max_tokens` tokens, padding included; a longer sequence goes alone. Sorted by length."""
+def microbatches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Indices of sequences, in order, split so that each micro-batch holds at most `max_tokens` tokens; a longer sequence goes alone."""
     chunk: list[int] = []
-    for row in sorted(rows, key=lambda r: (lengths[r], r)):
-        if chunk and lengths[row] * (len(chunk) + 1) > max_tokens:
+    held = 0
+    for row, length in enumerate(lengths):
+        if chunk and held + length > max_tokens:
             yield chunk
-            chunk = []
+            chunk, held = [], 0
         chunk.append(row)
+        held += length
     if chunk:
         yield chunk

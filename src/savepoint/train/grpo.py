@@ -25,7 +25,7 @@ from savepoint.rollout.engines.base import Engine
 from savepoint.rollout.render import Chat
 from savepoint.rollout.trajectory import Group, Trajectory
 from savepoint.train.advantages import from_optional, grpo
-from savepoint.train.batches import by_length, pad
+from savepoint.train.batches import microbatches, pack
 from savepoint.train.losses import aggregate, kl, policy_loss
 from savepoint.train.policy import Policy
 from savepoint.train.sft import clip_gradients
@@ -43,7 +43,7 @@ class GrpoSettings(Settings):
     clip: float = Field(0.2, gt=0, description="ratio of new to old probability is clipped to 1 - clip .. 1 + clip")
     epochs: int = Field(1, ge=1, description="passes over a step's trajectories, an optimiser step each")
     kl: float = Field(0.0, ge=0, description="weight of the k3 divergence from the policy that the stage started with")
-    tokens_per_microbatch: int = Field(4096, ge=1, description="tokens of a micro-batch, padding included")
+    tokens_per_microbatch: int = Field(4096, ge=1, description="tokens of a micro-batch; a longer trajectory goes alone")
     max_logprob_gap: float = Field(1e-2, gt=0, description="stop when engine and learner differ by more: they then hold different weights")
 
 
@@ -90,7 +90,7 @@ class Grpo:
         tokens = sum(sum(t.mask) for t in learned)
         totals: dict[str, float] = defaultdict(float)
         for epoch in range(settings.epochs if learned else 0):
-            for rows in by_length([len(t.ids) for t in learned], range(len(learned)), settings.tokens_per_microbatch):
+            for rows in microbatches([len(t.ids) for t in learned], settings.tokens_per_microbatch):
                 loss, metrics = self._loss([learned[row] for row in rows], tokens, first=epoch == 0)
                 loss.backward()
                 totals["loss"] += loss.item()
@@ -106,25 +106,26 @@ class Grpo:
     def _loss(self, chosen: Sequence[Trajectory], tokens: int, *, first: bool) -> tuple[Tensor, dict[str, float]]:
         """The loss of one micro-batch, normalised by the trained tokens of the whole step; its metrics, likewise shares of the whole."""
         settings = self.settings
-        batch = pad([t.ids for t in chosen], [t.mask for t in chosen], self.chat.pad_id)
-        logprobs = self.policy.logprobs(batch.ids, batch.attention, batch.trained, temperature=self.limits.temperature or 1.0)
+        batch = pack([t.ids for t in chosen], [t.mask for t in chosen])
+        logprobs = self.policy.packed_logprobs(batch, temperature=self.limits.temperature or 1.0)
         everywhere = torch.ones_like(logprobs, dtype=torch.bool)
+        segments = batch.segments().to(logprobs.device)
         gap = 0.0
         if first:
-            sampled = batch.flat([t.logprobs for t in chosen])
+            sampled = batch.flat([t.logprobs for t in chosen]).to(logprobs.device)
             gap = float((logprobs.detach() - sampled).abs().max())
             _keep_learner_logprobs(chosen, logprobs.detach())
-        old = batch.flat([t.learner_logprobs or [] for t in chosen])
-        advantages = batch.flat([[t.advantage or 0.0] * len(t.ids) for t in chosen])
+        old = batch.flat([t.learner_logprobs or [] for t in chosen]).to(logprobs.device)
+        advantages = batch.flat([[t.advantage or 0.0] * len(t.ids) for t in chosen]).to(logprobs.device)
         loss, metrics = policy_loss(
-            logprobs, old, advantages, everywhere, batch.segments(), kind="ppo", clip_low=settings.clip, clip_high=settings.clip, tokens=tokens
+            logprobs, old, advantages, everywhere, segments, kind="ppo", clip_low=settings.clip, clip_high=settings.clip, tokens=tokens
         )
         share = len(logprobs) / tokens
         out = {"logprob_gap": gap, "ratio_max": metrics["ratio_max"], "clip_fraction": metrics["clip_fraction"] * share / settings.epochs}
         if self.reference is not None:
             with torch.no_grad():
-                reference = self.reference.logprobs(batch.ids, batch.attention, batch.trained, temperature=self.limits.temperature or 1.0)
-            divergence = aggregate(kl(logprobs, reference, everywhere), everywhere, batch.segments(), mode="token-mean", tokens=tokens)
+                reference = self.reference.packed_logprobs(batch, temperature=self.limits.temperature or 1.0)
+            divergence = aggregate(kl(logprobs, reference, everywhere), everywhere, segments, mode="token-mean", tokens=tokens)
             loss, out["kl"] = loss + settings.kl * divergence, divergence.item() / settings.epochs
         return loss, out
 

@@ -11,6 +11,8 @@ from torch.autograd.function import once_differentiable
 
 BLOCK_BYTES = {"cpu": 16 << 20}
 """Logits of one block; larger where a kernel launch costs more than the memory."""
+SLICE_BYTES = 64 << 20
+"""Of a head in half precision so much is widened at a time: all of gpt-oss's would be 2.3 GB."""
 BLOCK_BYTES_ELSEWHERE = 128 << 20
 
 
@@ -72,7 +74,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden) if need_hidden else None
         to_weight = torch.zeros_like(weight, dtype=precise) if need_weight else None
         to_bias = torch.zeros_like(bias, dtype=precise) if need_bias else None
-        matrix = weight.to(precise)
         for span, z in _blocks(hidden, weight, bias, ctx.temperature, ctx.rows, precise):
             log_p = z.sub_(normaliser[span, None])
             p = log_p.exp()
@@ -84,7 +85,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             slope.scatter_add_(1, labels[span, None], grad[span, None])
             slope.div_(ctx.temperature)
             if to_hidden is not None:
-                to_hidden[span] = (slope @ matrix).to(hidden.dtype)
+                to_hidden[span] = sum(slope[:, part] @ matrix for part, matrix in _slices(weight, precise)).to(hidden.dtype)  # type: ignore[union-attr]
             if to_weight is not None:
                 to_weight.addmm_(slope.T, hidden[span].to(precise))
             if to_bias is not None:
@@ -95,9 +96,22 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 def _blocks(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, rows: int, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
     """Spans of rows with their logits / temperature [rows, V], which the caller may overwrite."""
-    matrix = weight.detach().to(dtype)
     offset = None if bias is None else bias.detach().to(dtype)
     for at in range(0, len(hidden), rows):
         span = slice(at, at + rows)
-        z = torch.nn.functional.linear(hidden[span].detach().to(dtype), matrix, offset)
+        states = hidden[span].detach().to(dtype)
+        if weight.dtype == dtype:
+            z = torch.nn.functional.linear(states, weight.detach(), offset)
+        else:
+            z = states.new_empty(len(states), len(weight))
+            for part, matrix in _slices(weight.detach(), dtype):
+                z[:, part] = torch.nn.functional.linear(states, matrix, None if offset is None else offset[part])
         yield span, z.div_(temperature) if temperature != 1 else z
+
+
+def _slices(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Ranges of the vocabulary with their rows of the head in `dtype`; the whole head where it is of that type."""
+    rows = len(weight) if weight.dtype == dtype else max(1, SLICE_BYTES // (dtype.itemsize * weight.shape[1]))
+    for at in range(0, len(weight), rows):
+        part = slice(at, at + rows)
+        yield part, weight[part].to(dtype)

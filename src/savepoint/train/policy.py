@@ -12,9 +12,11 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from transformers.utils.logging import disable_progress_bar
 
+from savepoint.attention import BackendUnavailable, hf
 from savepoint.config import Settings
 from savepoint.errors import UserError
 from savepoint.rollout.engines.base import checksum, copy_weights, weights_of
+from savepoint.train.batches import Packed
 from savepoint.train.logprobs import chunked_logprobs
 
 
@@ -45,10 +47,26 @@ class TinyConfig(Settings):
 
 
 class Policy:
-    """A causal language model with its pad and end tokens. `model` is the transformers module; the engine reads its weights in place."""
+    """A causal language model with its pad and end tokens. `model` is the transformers module; the engine reads its weights in place.
+
+    Its attention is `savepoint.attention`'s, which keeps packed sequences apart; a model that will not have it keeps its own, and cannot be trained.
+    """
 
     def __init__(self, model: Any, *, pad_id: int | None, end_id: int | None) -> None:
         self.model, self.pad_id, self.end_id = model, pad_id, end_id
+        self._packs: str | None = None
+        self.attend()
+
+    def attend(self, backend: str = "auto") -> None:
+        """Compute attention with a backend of `savepoint.attention`. UserError that says which are known, why this one cannot be had here, or why the
+        model cannot have it."""
+        try:
+            hf.check_backend(backend, self.device)
+            # Another name, since transformers takes one with "flash" in it for a kernel of its own.
+            self.model.set_attn_implementation(hf.register(f"savepoint_{backend.replace('flash', 'fused')}", backend=backend))
+            hf.check_sinks(self.model)
+        except (ValueError, BackendUnavailable) as error:
+            raise UserError(f"attention: {error}") from None
 
     @classmethod
     def tiny(cls, config: TinyConfig, *, vocab_size: int, pad_id: int, end_id: int, seed: int) -> Policy:
@@ -104,6 +122,24 @@ class Policy:
         head = self.model.lm_head
         return chunked_logprobs(states, head.weight, ids[rows, columns].to(self.device), bias=head.bias, temperature=temperature)[0]
 
+    def packed_logprobs(self, batch: Packed, *, temperature: float = 1.0) -> Tensor:
+        """As `logprobs`, of sequences that stand end to end: [trained tokens], float32. What a sequence gets depends on its own tokens alone.
+
+        UserError with the reason where the model would let sequences see one another; found out, once, before anything is computed.
+        """
+        implementation = self.model.config._attn_implementation
+        if self._packs != implementation:
+            try:
+                hf.check_packing(self.model)
+            except ValueError as error:
+                raise UserError(str(error)) from None
+            self._packs = implementation
+        ids = batch.ids.to(self.device)
+        hidden = self.model.model(input_ids=ids[None], use_cache=False, **hf.packed_arguments(batch.lengths, self.device)).last_hidden_state[0]
+        at = batch.trained.nonzero()[:, 0].to(self.device)
+        head = self.model.lm_head
+        return chunked_logprobs(hidden[at - 1], head.weight, ids[at], bias=head.bias, temperature=temperature)[0]
+
     def weights(self) -> dict[str, Tensor]:
         """The parameters by name, each once; the model's own memory, not a copy."""
         return weights_of(self.model)
@@ -117,8 +153,9 @@ class Policy:
         return checksum(self.weights())
 
 
-def _tiny_model(config: TinyConfig, vocab_size: int, pad_id: int, end_id: int) -> Any:
-    from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
+def tiny_config(config: TinyConfig, *, vocab_size: int, pad_id: int, end_id: int) -> Any:
+    """The transformers configuration of a policy made from scratch."""
+    from transformers import GptOssConfig, LlamaConfig
 
     shared: dict[str, Any] = {
         "vocab_size": vocab_size, "hidden_size": config.hidden_size, "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
@@ -126,13 +163,18 @@ def _tiny_model(config: TinyConfig, vocab_size: int, pad_id: int, end_id: int) -
         "tie_word_embeddings": True, "pad_token_id": pad_id, "bos_token_id": None, "eos_token_id": end_id,
     }  # fmt: skip
     if config.architecture == "llama":
-        return LlamaForCausalLM(LlamaConfig(**shared, intermediate_size=config.intermediate or 192))
-    return GptOssForCausalLM(
-        GptOssConfig(
-            **shared, intermediate_size=config.intermediate or 64, num_local_experts=config.experts, num_experts_per_tok=config.experts_per_token,
-            sliding_window=config.sliding_window, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        )
+        return LlamaConfig(**shared, intermediate_size=config.intermediate or 192)
+    return GptOssConfig(
+        **shared, intermediate_size=config.intermediate or 64, num_local_experts=config.experts, num_experts_per_tok=config.experts_per_token,
+        sliding_window=config.sliding_window, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )  # fmt: skip
+
+
+def _tiny_model(config: TinyConfig, vocab_size: int, pad_id: int, end_id: int) -> Any:
+    from transformers import GptOssForCausalLM, LlamaForCausalLM
+
+    model = LlamaForCausalLM if config.architecture == "llama" else GptOssForCausalLM
+    return model(tiny_config(config, vocab_size=vocab_size, pad_id=pad_id, end_id=end_id))
 
 
 def _load_model(folder: Path) -> Any:

@@ -1,7 +1,7 @@
 """Imitation: maximise the weighted log-likelihood of demonstrations, in chats rendered exactly as rollouts render them.
 
-Left out of the textbook on purpose: packing across documents (sequences of like length are padded together) and a validation loss
-(the held-out tasks are evaluated by acting instead).
+Left out of the textbook on purpose: a validation loss (the held-out tasks are evaluated by acting instead). Demonstrations stand end to end in a
+micro-batch, and see nothing of one another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import Field
 
 from savepoint.config import Settings
 from savepoint.rollout.render import Part
-from savepoint.train.batches import pad
+from savepoint.train.batches import microbatches, pack
 from savepoint.train.muon import Muon, split_parameters
 from savepoint.train.policy import Policy
 
@@ -33,6 +33,7 @@ class SftSettings(Settings):
     warmup_steps: int = Field(30, ge=0, description="steps of linear warm-up; then a cosine to a tenth")
     clip_norm: float = Field(1.0, gt=0, description="gradient norm is clipped to this")
     quoted_weight: float = Field(0.5, ge=0, le=1, description="loss weight of the SQL quoted in the prompt (own tokens: 1)")
+    tokens_per_microbatch: int = Field(4096, ge=1, description="tokens of a micro-batch; a longer demonstration goes alone")
     context_weight: float = Field(0.1, ge=0, le=1, description="loss weight of other tokens of the context")
 
 
@@ -47,8 +48,8 @@ class Example:
 class Sft:
     """Optimisers, schedule and data order of one imitation stage. `step(k)` is a function of k and the state; nothing else moves."""
 
-    def __init__(self, policy: Policy, examples: Sequence[Example], settings: SftSettings, rng: random.Random, pad_id: int) -> None:
-        self.policy, self.examples, self.settings, self.pad_id = policy, examples, settings, pad_id
+    def __init__(self, policy: Policy, examples: Sequence[Example], settings: SftSettings, rng: random.Random) -> None:
+        self.policy, self.examples, self.settings = policy, examples, settings
         self.steps = max(1, int(len(examples) * settings.epochs / settings.batch_size))
         self.order = _order([len(e.ids) for e in examples], self.steps * settings.batch_size, settings.batch_size, rng)
         matrices, rest = split_parameters(policy.model) if settings.muon_lr else ([], list(policy.parameters()))
@@ -65,23 +66,26 @@ class Sft:
         weight_of = {Part.OWN: 1.0, Part.QUOTED: settings.quoted_weight, Part.CONTEXT: settings.context_weight}
         chosen = [self.examples[row] for row in rows]
         weights = [[weight_of[part] for part in example.parts] for example in chosen]
-        batch = pad([example.ids for example in chosen], [[w > 0 for w in row] for row in weights], self.pad_id)
         scale = self._schedule(k)
         for optimiser, lr in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = lr * scale
-        logprobs = self.policy.logprobs(batch.ids, batch.attention, batch.trained)
-        weight = batch.flat(weights)
-        loss = -(logprobs * weight).sum() / weight.sum()
-        loss.backward()
+        total, own, own_tokens = 0.0, 0.0, 0
+        everything = sum(sum(row[1:]) for row in weights)
+        for chunk in microbatches([len(example.ids) for example in chosen], settings.tokens_per_microbatch):
+            batch = pack([chosen[i].ids for i in chunk], [[w > 0 for w in weights[i]] for i in chunk])
+            logprobs = self.policy.packed_logprobs(batch)
+            weight = batch.flat([weights[i] for i in chunk]).to(logprobs.device)
+            loss = -(logprobs * weight).sum() / everything
+            loss.backward()
+            total, own, own_tokens = total + loss.item(), own - logprobs.detach()[weight == 1.0].sum().item(), own_tokens + int((weight == 1.0).sum())
         norm = clip_gradients(self.policy, settings.clip_norm)
         for optimiser, _ in self.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        own = weight == 1.0
         return {
-            "loss": loss.item(), "own_loss": -(logprobs.detach()[own]).mean().item(), "grad_norm": norm, "lr": self.optimisers[0][1] * scale,
-            "tokens": int(batch.attention.sum()), "episodes": len(rows), "update_s": time.perf_counter() - started,
+            "loss": total, "own_loss": own / max(own_tokens, 1), "grad_norm": norm, "lr": self.optimisers[0][1] * scale,
+            "tokens": sum(len(example.ids) for example in chosen), "episodes": len(rows), "update_s": time.perf_counter() - started,
         }  # fmt: skip
 
     def _schedule(self, k: int) -> float:
@@ -97,7 +101,7 @@ class Sft:
 
 
 def _order(lengths: Sequence[int], total: int, batch_size: int, rng: random.Random) -> list[int]:
-    """`total` row indices in epochs of random order, sorted by length within spans of 16 batches so that little is padded; batches shuffled."""
+    """`total` row indices in epochs of random order, sorted by length within spans of 16 batches so that a step's weights are alike; batches shuffled."""
     order: list[int] = []
     while len(order) < total:
         rows = list(range(len(lengths)))

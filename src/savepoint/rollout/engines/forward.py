@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from savepoint.attention import sink_attention
+from savepoint.attention.sinks import with_sinks
 from savepoint.errors import UserError
 
 SUPPORTED = ("gpt_oss", "llama", "qwen2", "qwen3")
@@ -132,10 +134,11 @@ class Decoder:
         angles = positions[..., None].float() * self.frequencies.float()
         turn = tuple((f(angles) * self.rope_scale).to(self.embedding.dtype)[:, :, None] for f in (torch.cos, torch.sin))
         columns = torch.arange(cache.columns, device=ids.device)
-        masks = {window: self._mask(positions, columns, window) for window in {layer.window for layer in self.layers}}
+        together = int(start[0]) if ids.shape[1] > 1 and bool((start == start[0]).all()) else None
+        masks = {window: None if together is not None else self._mask(positions, columns, window) for window in {layer.window for layer in self.layers}}
         x = F.embedding(ids, self.embedding)
         for i, layer in enumerate(self.layers):
-            x = x + self._attention(layer, self._normed(x, layer.attention_norm), cache.layer(i), rows, positions, turn, masks[layer.window])
+            x = x + self._attention(layer, self._normed(x, layer.attention_norm), cache.layer(i), rows, positions, turn, masks[layer.window], together)
             x = x + layer.mlp(self._normed(x, layer.mlp_norm))
         return x
 
@@ -143,7 +146,11 @@ class Decoder:
         """[..., H] -> [..., V], in float32."""
         return F.linear(self._normed(hidden, self.norm), self.head).float()
 
-    def _attention(self, layer: Layer, x: Tensor, cached: tuple[Tensor, Tensor], rows: Tensor | None, positions: Tensor, turn: Any, mask: Tensor) -> Tensor:
+    def _attention(
+        self, layer: Layer, x: Tensor, cached: tuple[Tensor, Tensor], rows: Tensor | None, positions: Tensor, turn: Any, mask: Tensor | None,
+        together: int | None,
+    ) -> Tensor:  # fmt: skip
+        """Attention of a layer over its cache. together: the position at which every row begins, where they all begin at one; else `mask` says what is seen."""
         count, length, _ = x.shape
         groups = self.heads // self.kv_heads
         heads = F.linear(x, layer.qkv, layer.qkv_bias).view(count, length, self.heads + 2 * self.kv_heads, self.head_dim)
@@ -156,12 +163,13 @@ class Decoder:
         for store, fresh in zip(cached, (key, values), strict=True):
             store[at[:, None], :, positions] = fresh
         keys, values = cached if rows is None else (cached[0][rows], cached[1][rows])
-        columns = keys.shape[2]
-        query = query.transpose(1, 2).reshape(count * self.kv_heads, groups * length, self.head_dim)
-        scores = torch.bmm(query, keys.view(-1, columns, self.head_dim).mT).view(count, self.kv_heads, groups, length, columns)
-        scores = torch.add(mask, scores, alpha=self.head_dim**-0.5)
-        weights = _softmax(scores, layer.sinks).view(count * self.kv_heads, groups * length, columns)
-        out = torch.bmm(weights, values.view(-1, columns, self.head_dim)).view(count, self.heads, length, self.head_dim)
+        query = query.transpose(1, 2)
+        if together is not None:
+            seen = together + length
+            out, _ = sink_attention(query, keys[:, :, :seen], values[:, :, :seen], layer.sinks, window=layer.window)
+        else:
+            assert mask is not None
+            out = _ragged(query.reshape(count * self.kv_heads, groups * length, self.head_dim), keys, values, mask, layer.sinks)
         return F.linear(out.transpose(1, 2).reshape(count, length, -1), layer.output, layer.output_bias)
 
     def _mask(self, positions: Tensor, columns: Tensor, window: int | None) -> Tensor:
@@ -190,13 +198,20 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
-def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax over columns; a sink is one more column, whose share no value gets. scores: [R, kv_heads, groups, S, columns]."""
+def _ragged(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sinks: Tensor | None) -> Tensor:
+    """Attention of rows that stand at positions of their own: [R, heads, S, D]. query: [R * kv_heads, groups * S, D]; keys, values: [R, kv_heads, columns, D];
+    mask: [R, 1, 1, S, columns]. Sinks are `savepoint.attention`'s: the softmax without them, and what they do to its output and log-sum-exp."""
+    rows, kv_heads, columns, head_dim = keys.shape
+    length = mask.shape[3]
+    scores = torch.bmm(query, keys.reshape(-1, columns, head_dim).mT).view(rows, kv_heads, -1, length, columns)
+    scores = torch.add(mask, scores, alpha=head_dim**-0.5)
+    weights = scores.softmax(-1)
+    out = torch.bmm(weights.view(rows * kv_heads, -1, columns), values.reshape(-1, columns, head_dim)).view(rows, -1, length, head_dim)
     if sinks is None:
-        return scores.softmax(-1)
-    rows, kv_heads, groups, length, _ = scores.shape
-    column = sinks.view(1, kv_heads, groups, 1, 1).expand(rows, -1, -1, length, 1)
-    return torch.cat((scores, column), -1).softmax(-1)[..., :-1].contiguous()
+        return out
+    # log-sum-exp = the largest score - log of its share, which is at least 1 / columns: no pass over the scores but a maximum
+    lse = (scores.amax(-1) - weights.amax(-1).log()).view(rows, -1, length)
+    return with_sinks(out, lse, sinks.to(lse.dtype)[None, :, None].expand_as(lse))[0]
 
 
 def _layer(layer: Any) -> Layer:
