@@ -20,7 +20,8 @@ _EVALUATION_SLOTS = 64
 def run_memory(recipe: Recipe, device: str = "cpu") -> dict[str, Any]:
     """`{"device", "process", "engine", "learner": the plan's parts, "total", "budget", "largest_tokens"}`, in bytes.
 
-    `total` is the most that the run can need, as if every trajectory were as long as it may be. `largest_tokens` is the longest micro-batch that would still fit in `budget`, all that the device has.
+    `total` is the most that the run can need, as if every trajectory were as long as it may be. `largest_tokens` is the longest micro-batch that would
+    still fit in `budget`, all that the device has.
     UserError for a model folder that cannot be read and for settings that do not fit together.
     """
     settings = recipe.learner
