@@ -8,7 +8,7 @@ import pytest
 from grading_support import FEW, generation, verdict
 
 from savepoint.envs.sql.grade import Grader, SelfTestFailed, Verdict
-from savepoint.envs.sql.run import Run
+from savepoint.envs.sql.run import Limits, Run
 from savepoint.envs.sql.tasks import read_tasks
 from savepoint.envs.sql.world import World
 from savepoint.state import StateError
@@ -233,12 +233,45 @@ def test_the_gold_runs_once_and_the_prediction_once(world: World, monkeypatch):
     task, grader = debugging(), Grader(world.backend, FEW)
     image = world.image(task)
     grader.self_test()
-    ran: list[str] = []
-    run = type(grader.runner).run
-    monkeypatch.setattr(type(grader.runner), "run", lambda self, session, sql, **o: ran.append(sql[0]) or run(self, session, sql, **o))
+    ran = runs_of(monkeypatch, grader)
     for _ in range(3):
         grader.grade(image, task, ["SELECT city FROM people WHERE age >= 41"])
     assert ran.count(task.sol_sql[0]) == 1 and len(ran) == 4
+
+
+def runs_of(monkeypatch: pytest.MonkeyPatch, grader: Grader) -> list[str]:
+    """The first strings of all that the grader runs from now on."""
+    ran: list[str] = []
+    run = type(grader.runner).run
+    monkeypatch.setattr(type(grader.runner), "run", lambda self, session, sql, **o: ran.append(sql[0]) or run(self, session, sql, **o))
+    return ran
+
+
+def test_runs_are_reused_for_the_exact_text_on_the_same_image_where_asked(world: World, monkeypatch):
+    task, moved = debugging(), debugging(instance_id="d2", preprocess_sql=["UPDATE people SET age = age + 30"])
+    grader = Grader(world.backend, FEW, reuse_runs=True)
+    grader.self_test()
+    ran = runs_of(monkeypatch, grader)
+    wrong = "SELECT city FROM people WHERE age >= 70"
+    for _ in range(3):
+        assert grader.grade(world.image(task), task, task.sol_sql).outcome == "correct"
+        assert grader.grade(world.image(task), task, [wrong]).outcome == "wrong_result"
+        assert grader.grade(world.image(task), task, ["SELEC"]).outcome == "sql_error"
+    assert ran == [task.sol_sql[0], wrong, "SELEC"]  # the gold's own run answers for the same text handed in
+    first = grader.examine(world.image(task), task, [wrong]).run
+    second = grader.examine(world.image(moved), moved, [wrong]).run
+    assert first is not None and second is not None and first.rows != second.rows
+    assert grader.grade(world.image(task), task, [wrong + " "]).outcome == "wrong_result"
+    assert ran[3:] == [moved.sol_sql[0], wrong, wrong + " "]
+
+
+@pytest.mark.parametrize("sql", ["WITH RECURSIVE c(x) AS (SELECT 0 UNION ALL SELECT x + 1 FROM c) SELECT max(x) FROM c", "UPDATE people SET age = 1; SELECT 1"])
+def test_runs_that_time_out_or_change_something_are_never_reused(sql: str, world: World, monkeypatch):
+    task, grader = debugging(), Grader(world.backend, Limits(deadline_s=0.1), reuse_runs=True)
+    grader.grade(world.image(task), task, task.sol_sql)
+    ran = runs_of(monkeypatch, grader)
+    outcomes = [grader.grade(world.image(task), task, [sql]).outcome for _ in range(2)]
+    assert outcomes[0] == outcomes[1] != "correct" and ran == [sql, sql]
 
 
 @pytest.mark.parametrize("name", ["critic_dev.jsonl", "bird_superhero_dev.jsonl"])

@@ -15,7 +15,6 @@ from savepoint.envs.sql.env import EXECUTE, SUBMIT
 from savepoint.envs.sql.tasks import write_tasks
 from savepoint.rollout.driver import audit
 from savepoint.rollout.trajectory import Trajectory, Turn
-from savepoint.train.batches import pad
 from savepoint.train.bundle import load_bundle
 from tests_support import debugging
 
@@ -47,9 +46,9 @@ def test_a_pretrained_model_is_evaluated_end_to_end(model: Path, mode: list[str]
         audit(t)
         text = bundle.chat.decode(t.ids)
         assert text.startswith("<|im_start|>system\n") and "<tools>" in text and "CREATE TABLE people" in text
-        batch = pad([t.ids], [t.mask], bundle.chat.pad_id)
+        ids = torch.tensor([t.ids])
         with torch.no_grad():
-            learned = bundle.policy.logprobs(batch.ids, batch.attention, batch.trained, temperature=0.7)
+            learned = bundle.policy.logprobs(ids, torch.ones_like(ids), torch.tensor([t.mask]), temperature=0.7)
         sampled = torch.tensor([p for p, own in zip(t.logprobs, t.mask, strict=True) if own])
         assert (learned - sampled).abs().max() < 1e-3
 

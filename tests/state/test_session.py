@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -275,3 +277,14 @@ def test_one_session_may_move_between_threads(session: Session):
         thread.start()
         thread.join()
     assert answers == [((float(v),),) for v in range(5)]
+
+
+def test_a_script_that_ends_within_a_transaction_ends_in_peace(shop: Path, tmp_path: Path):
+    script = f"""
+from savepoint.state import open_backend
+backend = open_backend(store={str(tmp_path)!r})
+session = backend.lease(backend.import_base({str(shop)!r}), owner="test")
+print(session.execute("BEGIN; DELETE FROM orders").status)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")

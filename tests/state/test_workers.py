@@ -292,13 +292,48 @@ def test_a_statement_that_ends_its_process_twice_is_the_agents(pool: WorkerBacke
     assert rows(neighbour, "SELECT count(*) FROM orders") == ((3000,),)
 
 
+HANGS = "SELECT instr(hex(zeroblob(6000000)), hex(zeroblob(3000000)) || 'x')"  # one instruction, for minutes
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_scripts_run_in_one_call_as_they_would_one_by_one(workers: int, store: Path, shop: Path):
+    scripts = ["SELECT 1", "SELEC", "CREATE TABLE log(n); INSERT INTO log VALUES (7)", "SELECT n, 'x' FROM log", "SELECT id FROM orders LIMIT 900", "BEGIN"]
+    with open_backend(store=store, workers=workers) as backend:
+        image = backend.import_base(shop)
+        with backend.lease(image, owner="a") as one, backend.lease(image, owner="b") as other:
+            expected = [one.execute(sql) for sql in scripts]
+            found = other.execute_all(scripts)
+            assert [(r.status, r.columns, r.rows, r.error) for r in found] == [(r.status, r.columns, r.rows, r.error) for r in expected]
+            assert [call.sql for call in other.history] == scripts
+            assert other.in_transaction
+            one.execute("ROLLBACK"), other.execute("ROLLBACK")
+            assert other.digest("logical") == one.digest("logical")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_time_out_is_the_last_of_the_results(workers: int, store: Path, shop: Path):
+    with open_backend(store=store, workers=workers) as backend, backend.lease(backend.import_base(shop), owner="a") as session:
+        assert [r.status for r in session.execute_all(["SELECT 1", FOREVER, "SELECT 2"], deadline_s=0.2)] == ["ok", "timeout"]
+
+
+@pytest.mark.parametrize("before", ["UPDATE orders SET amount = 7", "BEGIN; UPDATE orders SET amount = random()"])
+def test_scripts_whose_process_was_killed_run_again_one_by_one(before: str, pool: WorkerBackend, base: BaseImage, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote, "GRACE_S", 0.5)
+    session = pool.lease(base, owner="test", quota=Quota(length=16 << 20))
+    session.execute(before)
+    results = session.execute_all(["SELECT 1", "INSERT INTO orders(id) VALUES (99999)", HANGS, "SELECT 2"], deadline_s=0.3)
+    assert [r.status for r in results] == ["ok", "ok", "timeout"]
+    assert results[-1].transaction_lost == before.startswith("BEGIN")
+    assert rows(session, "SELECT count(*) FROM orders WHERE id = 99999") == ((0 if before.startswith("BEGIN") else 1,),)
+
+
 def test_what_no_handler_interrupts_is_killed_and_is_the_agents_timeout(pool: WorkerBackend, base: BaseImage, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(remote, "GRACE_S", 0.5)
     session = pool.lease(base, owner="test", quota=Quota(length=16 << 20))
     session.execute("UPDATE orders SET amount = 7")
     session.execute("BEGIN; DELETE FROM orders")
     started = time.monotonic()
-    result = session.execute("SELECT instr(hex(zeroblob(6000000)), hex(zeroblob(3000000)) || 'x')", deadline_s=0.5)
+    result = session.execute(HANGS, deadline_s=0.5)
     assert time.monotonic() - started < 10  # it would run for minutes
     assert (result.status, result.quota, result.transaction_lost) == ("timeout", "deadline_s=0.5", True)
     assert "process was killed" in (result.error or "")
@@ -317,7 +352,7 @@ def test_temp_objects_keep_nothing_else_from_being_shipped(pool: WorkerBackend, 
     monkeypatch.setattr(remote, "GRACE_S", 0.5)
     session = pool.lease(base, owner="test", quota=Quota(length=16 << 20))
     session.execute("CREATE TEMP TABLE t(a); UPDATE orders SET amount = 7")
-    result = session.execute("SELECT instr(hex(zeroblob(6000000)), hex(zeroblob(3000000)) || 'x')", deadline_s=0.5)
+    result = session.execute(HANGS, deadline_s=0.5)
     assert result.status == "timeout"
     assert "TEMP object 't' is gone" in (result.error or "")
     assert rows(session, "SELECT sum(amount) FROM orders") == ((21000.0,),)
@@ -611,6 +646,14 @@ def test_a_cancelled_call_is_interrupted_and_the_session_goes_on(pool: WorkerBac
             started = time.monotonic()
             assert (await session.execute("SELECT sum(amount) FROM orders")).rows == ((21000.0,),)
             assert time.monotonic() - started < 10
+
+    asyncio.run(main())
+
+
+def test_scripts_run_in_one_call_for_coroutines_too(pool: WorkerBackend, base: BaseImage):
+    async def main() -> None:
+        async with await AsyncBackend(pool).lease(base, owner="test") as session:
+            assert [r.rows for r in await session.execute_all(["SELECT 1", "SELECT 2"])] == [((1,),), ((2,),)]
 
     asyncio.run(main())
 

@@ -96,7 +96,7 @@ class Pipeline:
         checkpoint = run.load() if resume else None
         self.source = open_source(recipe.tasks, backend, run.folder, self._each("making held-out tasks", recipe.tasks.heldout))
         self._check_manifest(resume)
-        self.grader = Grader(backend)
+        self.grader = Grader(backend, reuse_runs=True)
         self.policy, self.chat = self._policy()
         prepare(self.policy, recipe.learner)
         limits = recipe.environment

@@ -31,6 +31,12 @@ class AsyncSession:
     async def execute(self, sql: str, *, deadline_s: float = 5.0, max_rows: int = 1000, max_bytes: int = 1 << 20, readonly: bool = False) -> ExecResult:
         return await finish_async(self.session.execute_steps(sql, deadline_s=deadline_s, max_rows=max_rows, max_bytes=max_bytes, readonly=readonly))
 
+    async def execute_all(
+        self, scripts: Sequence[str], *, deadline_s: float = 5.0, max_rows: int = 1000, max_bytes: int = 1 << 20, readonly: bool = False
+    ) -> list[ExecResult]:
+        steps = self.session.execute_all_steps(scripts, deadline_s=deadline_s, max_rows=max_rows, max_bytes=max_bytes, readonly=readonly)
+        return await finish_async(steps)
+
     async def checkpoint(self, label: str = "") -> Snapshot:
         return await finish_async(self.session.checkpoint_steps(label))
 

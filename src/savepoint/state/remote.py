@@ -7,10 +7,12 @@ then the answer is "infra": ours, never the agent's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from savepoint.state.client import WorkerDied
 from savepoint.state.errors import StaleLease, StateError
@@ -23,9 +25,6 @@ from savepoint.state.sqlite.export import write_database
 from savepoint.state.sqlite.pack import unpack
 from savepoint.state.sqlite.split import split_statements
 from savepoint.state.steps import Steps, finish
-
-if TYPE_CHECKING:
-    pass
 
 # Beyond its deadline, how long a call may take before its process is killed: SQLite stops by itself within milliseconds unless one
 # instruction of it runs for long, and on a crowded machine the process has to get its turn first.
@@ -73,6 +72,48 @@ class RemoteSession(Placed):
                     raise
                 except StateError as error:
                     return ExecResult("infra", error=str(error))
+
+    def execute_all(
+        self, scripts: Sequence[str], *, deadline_s: float = 5.0, max_rows: int = 1000, max_bytes: int = 1 << 20, readonly: bool = False
+    ) -> list[ExecResult]:
+        return finish(self.execute_all_steps(scripts, deadline_s=deadline_s, max_rows=max_rows, max_bytes=max_bytes, readonly=readonly))
+
+    def execute_all_steps(
+        self, scripts: Sequence[str], *, deadline_s: float = 5.0, max_rows: int = 1000, max_bytes: int = 1 << 20, readonly: bool = False
+    ) -> Steps[list[ExecResult]]:
+        """`execute_all` as steps: one message for all of them. If the process dies meanwhile, they run again one by one, to tell which was at fault; so they
+        do from the start where that death would lose something."""
+        Limits(deadline_s, max_rows, max_bytes, readonly)
+        at_once = None
+        if self._fragile is None:
+            at_once = yield from self._execute_all(scripts, deadline_s, max_rows, max_bytes, readonly)
+        results = at_once or []
+        for sql in scripts if at_once is None else ():
+            results.append((yield from self._execute(sql, deadline_s, max_rows, max_bytes, readonly)))
+            if results[-1].status == "timeout":
+                break
+        for sql, result in zip(scripts, results, strict=False):
+            self._history.add(sql, result)
+        return results
+
+    def _execute_all(self, scripts: Sequence[str], deadline_s: float, max_rows: int, max_bytes: int, readonly: bool) -> Steps[list[ExecResult] | None]:
+        """All of them at once; None where that came to nothing, and nothing is left of it."""
+        with (yield from self._my_turn()):
+            try:
+                kill_after_s = len(scripts) * deadline_s + GRACE_S
+                answer, rows = yield from self._ask("execute_all", tuple(scripts), deadline_s, max_rows, max_bytes, readonly, kill_after_s=kill_after_s)
+            except WorkerDied as death:
+                self._moved(death.reason)
+                return None
+            except StaleLease:
+                self._lease.check(self._token)
+                raise
+            except StateError:
+                return None
+            counted, trail = answer
+            self._absorb(trail)
+            taken = iter(rows)
+            return [replace(result, rows=tuple(islice(taken, count))) for result, count in counted]
 
     def statements(self, sql: str) -> list[str]:
         """The statements of a script, cut where SQLite cuts them."""

@@ -14,8 +14,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class Kept:
             part = session.delta(self._image if whole else self._last)
             self._sent = 0 if whole else self._sent + len(part)
             self._last, self._shipped = now, session.version
-        unshipped = session.version != self._shipped  # inside a transaction: what was committed before it began
+        unshipped = session.committed_since(self._shipped)  # inside a transaction: before it began
         fragile = session.unmovable() or ("changes that were not shipped" if unshipped else None)
         return stats, session.in_transaction, fragile, unshipped, whole, part
 
@@ -154,6 +155,16 @@ class Worker:
                 wire.send_rows(lambda kind, body: self.channel.send(call, kind, body), result.rows)
                 result = replace(result, rows=())
             return result, held.trail()
+
+    def do_execute_all(
+        self, call: int, session: int, scripts: Sequence[str], deadline_s: float, max_rows: int, max_bytes: int, readonly: bool
+    ) -> tuple[list[tuple[ExecResult, int]], Trail]:
+        """Results without their rows, and how many rows each has; the rows of all go before, in order."""
+        held = self._held(session)
+        with held.used() as running:
+            results = running.execute_all(scripts, deadline_s=deadline_s, max_rows=max_rows, max_bytes=max_bytes, readonly=readonly)
+            wire.send_rows(lambda kind, body: self.channel.send(call, kind, body), tuple(chain.from_iterable(result.rows for result in results)))
+            return [(replace(result, rows=()), len(result.rows)) for result in results], held.trail()
 
     def do_session(self, call: int, session: int, name: str, arguments: tuple[Any, ...]) -> tuple[Any, Trail]:
         if name not in SESSION_CALLS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import apsw
@@ -26,7 +27,7 @@ class Connection:
     rolled_back: a transaction was rolled back by something else than a ROLLBACK statement since `begin()`.
     """
 
-    def __init__(self, volume: Volume, quota: Quota, columns: int, dice: Dice) -> None:
+    def __init__(self, volume: Volume, quota: Quota, columns: int, dice: Dice, committed: Callable[[], bool]) -> None:
         self.policy = Policy()
         self.vm_steps, self.rolled_back = 0, False
         self.running = self.stopped = False  # whether a call is under way; whether `stop` ended it
@@ -43,6 +44,7 @@ class Connection:
         self._tick = STEPS if self.budget is None else max(100, min(STEPS, self.budget // 64))
         self.raw.set_progress_handler(self._stops, self._tick)
         self.raw.set_rollback_hook(self._on_rollback)
+        self.raw.set_commit_hook(committed)
         self.raw.trace_v2(apsw.SQLITE_TRACE_PROFILE, self._on_end)
 
     def begin(self, deadline: float, readonly: bool) -> None:

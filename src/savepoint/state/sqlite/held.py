@@ -10,29 +10,29 @@ from savepoint.state.sqlite.dice import Dice
 from savepoint.state.sqlite.pack import Pack
 from savepoint.state.sqlite.pages import Image, Volume
 
-_RANDOM, _ROWID = "random", "last_insert_rowid"  # keys beside those of the pragmas; no pragma has these names
+MOVING = _RANDOM, _ROWID = "random", "last_insert_rowid"  # keys beside those of the pragmas; no pragma has these names
 
 
 class Held:
     """A volume, and a connection on it while there is one: without (parked), a session is its pages and a few numbers.
 
-    settings: of the connection, as they were when it was last closed in good order.
+    settings: of the connection, as they were when it was last closed in good order. commits: how often something was committed.
     """
 
-    __slots__ = ("__weakref__", "_released", "columns", "connection", "dice", "over", "quota", "settings", "volume")
+    __slots__ = ("__weakref__", "_released", "columns", "commits", "connection", "dice", "over", "quota", "settings", "volume")
 
     def __init__(self, volume: Volume, quota: Quota, columns: int, seed: int, released: Callable[[], object]) -> None:
         self.volume, self.quota, self.columns = volume, quota, columns
         self.dice = Dice(seed, quota.length)
         self.connection: Connection | None = None
         self.settings: dict[str, str] = {}
-        self.over = False
+        self.over, self.commits = False, 0
         self._released = released
 
     def open(self) -> Connection:
         """The connection, opened if the session was parked."""
         if self.connection is None:
-            self.connection = Connection(self.volume, self.quota, self.columns, self.dice)
+            self.connection = Connection(self.volume, self.quota, self.columns, self.dice, self._committed)
             self._apply(self.connection)
         return self.connection
 
@@ -84,6 +84,10 @@ class Held:
             self._drop()
             self.volume.close()
             self._released()
+
+    def _committed(self) -> bool:
+        self.commits += 1
+        return False  # True would roll it back
 
     def _apply(self, connection: Connection) -> None:
         connection.apply(self.settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +20,7 @@ from savepoint.state.sqlite.diff import TableDiff, differences
 from savepoint.state.sqlite.digest import logical_digest, page_digest
 from savepoint.state.sqlite.execute import Execution, Limits
 from savepoint.state.sqlite.export import write_database
-from savepoint.state.sqlite.held import Held
+from savepoint.state.sqlite.held import MOVING, Held
 from savepoint.state.sqlite.pack import pack, unpack
 from savepoint.state.sqlite.pages import Image, PageStore
 from savepoint.state.sqlite.split import split_statements
@@ -62,7 +63,6 @@ class Session:
         book = backend.book
         self._lease = Held(volume, quota, image.columns, seed, lambda: book.end(lease, "is closed"))
         self._give_back = weakref.finalize(self, self._lease.release)
-        self._give_back.atexit = False
         expire = weakref.WeakMethod(self._expire)
         book.arm(lease, lambda: (method := expire()) and method())
 
@@ -89,6 +89,18 @@ class Session:
             result = Execution(connection, self._lease.volume, self.quota, limits).run(sql)
             self._history.add(sql, result)
             return result
+
+    def execute_all(
+        self, scripts: Sequence[str], *, deadline_s: float = 5.0, max_rows: int = 1000, max_bytes: int = 1 << 20, readonly: bool = False
+    ) -> list[ExecResult]:
+        """`execute` for one script after another, each with limits of its own, in one call: results in order. A failure does not end the list, a
+        time-out does: it may be the last of fewer results than scripts."""
+        results: list[ExecResult] = []
+        for sql in scripts:
+            results.append(self.execute(sql, deadline_s=deadline_s, max_rows=max_rows, max_bytes=max_bytes, readonly=readonly))
+            if results[-1].status == "timeout":
+                break
+        return results
 
     def statements(self, sql: str) -> list[str]:
         """The statements of a script, cut where SQLite cuts them."""
@@ -261,10 +273,19 @@ class Session:
 
     @property
     def version(self) -> tuple[Any, ...]:
-        """Changes when the contents, the connection's settings or its random numbers to come do."""
+        """Changes when the contents, the connection's settings or its random numbers to come do: pages written, commits, settings."""
         with self._lock:
             self._check()
-            return self._lease.volume.stats().writes, self._lease.current()
+            return self._lease.volume.stats().writes, self._lease.commits, self._lease.current()
+
+    def committed_since(self, version: tuple[Any, ...]) -> bool:
+        """Whether anything was committed or set since that version. What a transaction under way does is not: its pages may be written before their time,
+        and row ids and random numbers move on with its statements."""
+        now = self.version
+        if not self.in_transaction:
+            return now != version
+        before, after = ({name: value for name, value in settings.items() if name not in MOVING} for settings in (version[2], now[2]))
+        return (version[1], before) != (now[1], after)
 
     def unmovable(self) -> str | None:
         """What would be lost if the contents went on in another connection; None: nothing."""
