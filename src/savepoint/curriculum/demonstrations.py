@@ -8,7 +8,7 @@ user's query back unchanged). The first is undone only by learning that the live
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pydantic import Field
 
@@ -87,12 +87,12 @@ def demonstrate(task: Task, env: SqlEnv, chat: Chat, settings: DemonstratorSetti
 
 
 def demonstrations(
-    n: int, draw: Callable[[random.Random], Task], make_env: Callable[[], SqlEnv], chat: Chat, settings: DemonstratorSettings, rng: random.Random,
+    tasks: Iterable[Task], make_env: Callable[[], SqlEnv], chat: Chat, settings: DemonstratorSettings, rng: random.Random,
     each: Callable[[int], None] = lambda done: None,
 ) -> list[tuple[Trajectory, Example]]:  # fmt: skip
-    """`n` demonstrations of fresh tasks. `each` is told how many are done, and may raise to stop."""
+    """A demonstration of each task. `each` is told how many are done, and may raise to stop."""
     out = []
-    for done in range(n):
+    for done, task in enumerate(tasks):
         each(done)
-        out.append(demonstrate(draw(rng), make_env(), chat, settings, rng))
+        out.append(demonstrate(task, make_env(), chat, settings, rng))
     return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,10 @@ class Pipeline:
         self.recipe, self.profile, self.run_, self.backend = recipe, profile, run, backend
         self.ledger = Ledger()
         checkpoint = run.load() if resume else None
-        self.source = open_source(recipe.tasks, backend, run.folder, self._each("making held-out tasks", recipe.tasks.heldout))
-        self._check_manifest(resume)
         self.grader = Grader(backend, reuse_runs=True)
+        self.source = open_source(recipe.tasks, self.grader, run.folder, self._each("making held-out tasks", recipe.tasks.heldout))
+        self._check_manifest(resume)
+        self._demonstrated: list[Task] = []
         self.policy, self.chat = self._policy()
         prepare(self.policy, recipe.learner)
         limits = recipe.environment
@@ -174,10 +175,17 @@ class Pipeline:
 
     def _demonstrations(self, n: int, mode: Mode, rng: Any) -> list[Example]:
         each = self._each(f"acting out {mode.replace('_', ' ')} demonstrations", n)
-        made = demonstrations(n, self.source.draw, lambda: self.environment(mode), self.chat, self.recipe.demonstrator, rng, each)
+        made = demonstrations(self._shown(n), lambda: self.environment(mode), self.chat, self.recipe.demonstrator, rng, each)
         if n and self.ledger.step == 0:
             self.run_.trace(f"stage{self.ledger.stage + 1}-demonstrations-{mode}", [trajectory for trajectory, _ in made[:100]])
         return [example for _, example in made]
+
+    def _shown(self, n: int) -> Iterator[Task]:
+        """The first `n` tasks that are demonstrated, made when first asked for: the same ones in each mode and stage, so that tools are all that is new."""
+        for i in range(n):
+            if i == len(self._demonstrated):
+                self._demonstrated.append(self.source.draw(self.run_.rng("demonstrated", i)))
+            yield self._demonstrated[i]
 
     def _reinforcement(self, stage: GrpoStage, index: int) -> tuple[int, Callable[[int], dict[str, Any]], Callable[[], dict[str, Any]]]:
         """A GRPO stage: how many steps, what one does, and its optimiser's state."""
@@ -246,7 +254,7 @@ class Pipeline:
         plain = CompactChat(train_tokenizer([], 263))
         for mode in MODES:
             each = self._each("reading demonstrations for the tokenizer", n)
-            for trajectory, _ in demonstrations(n, self.source.draw, lambda mode=mode: self.environment(mode), plain, self.recipe.demonstrator, rng, each):  # type: ignore[misc]
+            for trajectory, _ in demonstrations(self._shown(n), lambda mode=mode: self.environment(mode), plain, self.recipe.demonstrator, rng, each):  # type: ignore[misc]
                 for turn in trajectory.turns:
                     call = turn.tool_call
                     texts.append(turn.observation or turn.text)

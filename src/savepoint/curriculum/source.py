@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from savepoint.curriculum.plan import TaskSettings
 from savepoint.envs.sql import databases
+from savepoint.envs.sql.grade import Grader
 from savepoint.envs.sql.queries import FORMS
 from savepoint.envs.sql.renames import RENAMES
 from savepoint.envs.sql.shapes import is_held_out
@@ -36,17 +37,17 @@ class MadeTasks:
     """Fresh verified tasks over one database. Held out: `n` tasks, drawn from a stream of their own, the same for every seed of a run; of deep tasks, a fixed
     fifth of all shapes of query, so that none of those is trained on."""
 
-    def __init__(self, settings: TaskSettings, backend: Backend, folder: Path, each: Callable[[int], None] = lambda done: None) -> None:
+    def __init__(self, settings: TaskSettings, grader: Grader, folder: Path, each: Callable[[int], None] = lambda done: None) -> None:
         path = Path(settings.database)
         if settings.database in databases.names():
             path = databases.place(settings.database, folder)
         kinds = settings.known_bugs if settings.bugs == ("all",) else settings.bugs
         self.synthesizer = Synthesizer(
-            backend, path, level=settings.level, wording="brief" if settings.level == "quick" else "plain", rename_share=settings.renamed_share,
+            grader.backend, path, level=settings.level, wording="brief" if settings.level == "quick" else "plain", rename_share=settings.renamed_share,
             forms=tuple(FORMS) if settings.forms == ("all",) else settings.forms, kinds=(*kinds, *RENAMES) if settings.level == "deep" else kinds,
-            max_tables=settings.max_tables, max_columns=settings.max_columns,
+            max_tables=settings.max_tables, max_columns=settings.max_columns, grader=grader,
         )  # fmt: skip
-        self.world = World(images={self.synthesizer.name: self.synthesizer.image}, backend=backend)
+        self.world = World(images={self.synthesizer.name: self.synthesizer.image}, backend=grader.backend)
         self.heldout: list[Task] = []
         self._by_shape = settings.level == "deep"
         self._taken: set[tuple[str, tuple[str, ...]]] = set()
@@ -98,6 +99,7 @@ class FiledTasks:
         return self.tasks[rng.randrange(len(self.tasks))]
 
 
-def open_source(settings: TaskSettings, backend: Backend, folder: Path, each: Callable[[int], None] = lambda done: None) -> TaskSource:
-    """The tasks that the settings name. UserError for a file, database or task that cannot be used."""
-    return FiledTasks(settings, backend) if settings.file else MadeTasks(settings, backend, folder, each)
+def open_source(settings: TaskSettings, grader: Grader, folder: Path, each: Callable[[int], None] = lambda done: None) -> TaskSource:
+    """The tasks that the settings name, on the backend of the grader, which judges those that are made. UserError for a file, database or task that cannot
+    be used."""
+    return FiledTasks(settings, grader.backend) if settings.file else MadeTasks(settings, grader, folder, each)

@@ -69,7 +69,8 @@ class Synthesizer:
     kinds: names of `FORMS` and `KINDS`; the defaults are what small policies learn. rename_share: the share of debugging tasks on a schema migrated since
     the query was written (by default one half of quick ones, and in deep ones as often as any other kind). task: `both` makes as many generation as
     debugging tasks. part: what questions use; by default picked within `max_tables` and `max_columns`, a simple part where the wording is brief.
-    paraphrase: rewords the texts of deep tasks; a wording that loses a name, figure or value is not taken.
+    paraphrase: rewords the texts of deep tasks; a wording that loses a name, figure or value is not taken. grader: judges deep tasks, and stays open; one of
+    its own by default.
 
     UserError: no such file, no database, unknown names, a kind or wording that the level does not have, nothing to ask about.
     """
@@ -77,7 +78,7 @@ class Synthesizer:
     def __init__(
         self, backend: Backend, path: str | Path, *, level: Level = "quick", forms: Sequence[str] = SMALL_FORMS, kinds: Sequence[str] = SMALL_KINDS,
         rename_share: float | None = None, part: Part | None = None, max_tables: int = 5, max_columns: int = 25, wording: Wording = "brief",
-        task: Asks = "debugging", paraphrase: Paraphrase | None = None,
+        task: Asks = "debugging", paraphrase: Paraphrase | None = None, grader: Grader | None = None,
     ) -> None:  # fmt: skip
         check_names(forms, kinds, level, wording)
         if rename_share is not None and not 0 <= rename_share <= 1:
@@ -101,11 +102,12 @@ class Synthesizer:
             wording=wording, asks=task,
         )  # fmt: skip
         self._renames = tuple(kind for kind in kinds if kind in RENAMES)
-        self._grader = Grader(backend, Limits(deadline_s=_JUDGE_DEADLINE_S)) if level == "deep" else None
+        self._grader = Grader(backend, Limits(deadline_s=_JUDGE_DEADLINE_S)) if level == "deep" and grader is None else None
         self._deep: DeepMaker | None = None
-        if self._grader is not None:
+        judge = grader or self._grader
+        if level == "deep" and judge is not None:
             others = [kind for kind in kinds if kind not in RENAMES]
-            self._deep = DeepMaker(self.name, self.images, self.part, schema, self._grader.grade, others, self.forms, paraphrase)
+            self._deep = DeepMaker(self.name, self.images, self.part, schema, judge.grade, others, self.forms, paraphrase)
             if not self._deep.kinds and not self._renames and task != "generation":
                 raise UserError(f"{path}: no place for the kinds {', '.join(kinds)}: allow more kinds, tables or columns")
 

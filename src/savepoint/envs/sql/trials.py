@@ -42,6 +42,8 @@ class Trials:
         image = self.images.derived(*setup)
         if image is None:
             return Trial("the set-up fails")
+        nearby = [write(tree) for tree in neighbours(parse(gold))]
+        self.images.answer_soon(image, [gold, *([] if issue is None else [issue]), *nearby])
         right = self.images.answer(image, gold)
         why = _fault_of_gold(right)
         if why is not None:
@@ -52,7 +54,7 @@ class Trials:
             why = why or self._elsewhere(setup, gold, issue or "", same=most_work is not None)
             if why is not None:
                 return Trial(why, wrong)
-        why = self._chance(setup, image, gold, right)
+        why = self._chance(setup, image, gold, nearby, right)
         results = blake2b(repr((right.rows, wrong and (wrong.status, wrong.rows))).encode(), digest_size=12).hexdigest()
         return Trial(why, wrong, results)
 
@@ -71,6 +73,7 @@ class Trials:
             image = self.images.derived(*setup, of=other)
             if image is None:
                 continue
+            self.images.answer_soon(image, [gold, issue])
             right, wrong = self.images.answer(image, gold), self.images.answer(image, issue)
             if right.status != "ok":
                 return "gold fails on another image"
@@ -80,11 +83,10 @@ class Trials:
             wrong_on += fails
         return None if same or wrong_on or not self.others else "issue fails on one image only"
 
-    def _chance(self, setup: Sequence[str], image: BaseImage, gold: str, right: Answer) -> str | None:
+    def _chance(self, setup: Sequence[str], image: BaseImage, gold: str, nearby: Sequence[str], right: Answer) -> str | None:
         """A wrong query close by that gives the right rows here and other rows elsewhere: here, chance would pay."""
         ordered = orders_rows(gold)
-        for tree in neighbours(parse(gold)):
-            sql = write(tree)
+        for sql in nearby:
             if self._not_wrong(self.images.answer(image, sql), right, ordered) is None:
                 continue
             for other in self.others:
