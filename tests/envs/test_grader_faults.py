@@ -5,7 +5,6 @@ Each test is the input that shows the fault there. Faults that have no counterpa
 
 from __future__ import annotations
 
-import inspect
 import json
 import sqlite3
 import sys
@@ -17,16 +16,19 @@ import psutil
 import pytest
 from grading_support import FEW, generation, verdict
 
-from savepoint.envs.sql import python_tests
+from savepoint.envs.messages import Message, ToolCall
 from savepoint.envs.sql.compare import difference
-from savepoint.envs.sql.env import Budget, SqlEnv
+from savepoint.envs.sql.env import Budget, SqlEnv, make_action
 from savepoint.envs.sql.grade import Grader, Limits
-from savepoint.envs.sql.helpers import Helpers
 from savepoint.envs.sql.lexer import remove_comments, remove_distinct, remove_round
 from savepoint.envs.sql.published import bird_ex
+from savepoint.envs.sql.settings import LARGE, EnvironmentSettings
 from savepoint.envs.sql.world import World
 from savepoint.errors import UserError
-from savepoint.state import SetupError
+from savepoint.rollout.driver import Episode
+from savepoint.rollout.episode import MessageEpisode
+from savepoint.rollout.render import CompactChat, train_tokenizer
+from savepoint.state import NoRoom, SetupError, open_backend
 from tests_support import debugging
 
 RIGHT = "SELECT city FROM people WHERE age > 40"
@@ -158,13 +160,21 @@ def test_f16_all_statements_are_graded_and_looking_without_submitting_pays_nothi
     assert (reward, truncated, info["outcome"]) == (0.0, True, "no_answer")
 
 
-def test_f17_f30_one_observation_form_in_imitation_training_and_evaluation():
-    # All three make their environments here, with the same form and the same connection settings.
-    from savepoint.curriculum import pipeline
-    from savepoint.evals import command
-
-    assert all("environment" in inspect.getsource(module) for module in (pipeline, command))
-    assert "ObservationFormat" not in inspect.getsource(command)
+def test_f17_f30_one_observation_form_in_imitation_training_and_evaluation(world: World):
+    """The same SQL, acted out as a demonstration and a rollout are, and as an evaluation at an endpoint is: one text, one connection, cut by no one else."""
+    settings, task = EnvironmentSettings(**LARGE), debugging()
+    sql = "PRAGMA foreign_keys; SELECT name, age, printf('%0150d', age) AS wide FROM people ORDER BY name LIMIT 9"
+    look = Message("assistant", "", ToolCall("execute_sql", {"sql": sql}))
+    chat = CompactChat(train_tokenizer([], 263))
+    episode = Episode(settings.environment("agentic", world, Grader(world.backend, FEW)), chat, task, seed=0, group=0, member=0, weight_version=0)
+    rendered = episode.respond(chat.own(look), "stop")
+    evaluated = MessageEpisode(settings.environment("agentic", world, Grader(world.backend, FEW)), task, seed=0, group=0, member=0, weight_version=0)
+    text = evaluated.take(look, make_action(look), "stop")
+    assert rendered is not None and text is not None
+    assert episode.trajectory.turns[-1].observation == text and text in chat.decode(rendered)
+    assert text.count("0" * 100) == 9  # far beyond 256 characters, and whole
+    for env in (episode.env, evaluated.env):
+        assert env.session.execute("PRAGMA foreign_keys").rows == world.backend.lease(world.image(task), owner="x").execute("PRAGMA foreign_keys").rows
 
 
 def test_f18_f28_the_set_up_is_there_whatever_kind_of_task_has_it(world: World):
@@ -204,6 +214,19 @@ def test_f24_f29_leases_do_not_share_a_file(world: World):
     with world.backend.lease(image, owner="a") as a, world.backend.lease(image, owner="b") as b:
         a.execute("BEGIN IMMEDIATE; DELETE FROM people")
         assert b.execute("DELETE FROM notes").status == "ok" and b.execute("SELECT count(*) FROM people").rows == ((60,),)
+
+
+def test_f24_a_lease_that_is_not_to_be_had_is_ours_and_not_the_models_error(people: Path, tmp_path: Path):
+    with open_backend(store=tmp_path, budget_bytes=4 << 20, lease_wait_s=0.1) as backend:
+        world = World(people, backend=backend)
+        task, chat = debugging(), CompactChat(train_tokenizer([], 263))
+        taken = [backend.lease(world.image(task), owner="neighbour")]
+        with pytest.raises(NoRoom):
+            while len(taken) < 1000:
+                taken.append(backend.lease(world.image(task), owner="neighbour"))
+        episode = Episode(SqlEnv(world=world, grader=Grader(backend, FEW)), chat, task, seed=0, group=0, member=0, weight_version=0)
+        assert (episode.trajectory.status, episode.trajectory.outcome, episode.trajectory.reward) == ("failed", "infra", None)
+        assert episode.opening == () and not episode.trajectory.turns  # no message says that anything went wrong
 
 
 def test_f25_our_failures_have_no_reward(world: World):
@@ -257,15 +280,18 @@ def test_f33_a_lock_of_somebody_else_on_the_file_reaches_no_answer(people: Path,
     assert verdict(world, RIGHT).reward == 1.0
 
 
-def test_f34_prompts_promise_only_what_the_tools_do(world: World):
+def test_f34_submitting_ends_the_episode_and_no_prompt_promises_feedback(world: World):
     env = SqlEnv([debugging()], world=world)
-    env.reset(options={"task": "p1"})
-    text = " ".join(tool.description for tool in env.tools) + env.messages[0].content
-    assert "test" not in text.lower() or "fresh copy" in text
+    _, info = env.reset(options={"task": "p1"})
+    said = " ".join([tool.description for tool in env.tools] + [message["content"] for message in info["messages"]])
+    assert not any(word in said.lower() for word in ("test case", "feedback", "attempt", "try again"))
+    _, _, terminated, _, info = env.step(make_action(Message("assistant", "", ToolCall("submit_solution", {"sql_list": ["SELECT 1"]}))))
+    assert terminated and info["outcome"] == "wrong_result"
+    with pytest.raises(RuntimeError, match="over"):
+        env.step(make_action(Message("assistant", "again")))
 
 
 def test_f35_test_texts_run_in_another_process_with_a_deadline(world: World):
-    assert "exec(" not in inspect.getsource(python_tests) + inspect.getsource(Helpers)
     started = time.monotonic()
     loop = "def test_case(pred_sqls, sol_sqls, db_path, conn):\n    import sys\n"
     assert verdict(world, RIGHT, test_cases=[loop]).outcome == "test_failed" and "savepoint.envs.sql.testing" not in sys.modules
