@@ -49,12 +49,13 @@ class Trials:
         if why is not None:
             return Trial(why)
         wrong = self.images.answer(image, issue) if issue is not None else None
+        by_chance = [sql for sql in nearby if self._not_wrong(self.images.answer(image, sql), right, orders_rows(gold)) is not None]
         if wrong is not None:
             why = _too_fast(right, wrong, most_work) if most_work is not None else self._not_wrong(wrong, right, orders_rows(gold))
-            why = why or self._elsewhere(setup, gold, issue or "", same=most_work is not None)
+            why = why or self._elsewhere(setup, gold, issue or "", by_chance, same=most_work is not None)
             if why is not None:
                 return Trial(why, wrong)
-        why = self._chance(setup, image, gold, nearby, right)
+        why = self._chance(setup, gold, by_chance)
         results = blake2b(repr((right.rows, wrong and (wrong.status, wrong.rows))).encode(), digest_size=12).hexdigest()
         return Trial(why, wrong, results)
 
@@ -66,14 +67,14 @@ class Trials:
             return "issue too big"
         return "issue does not fail" if difference(wrong.rows, right.rows, ordered=ordered) is None else None
 
-    def _elsewhere(self, setup: Sequence[str], gold: str, issue: str, *, same: bool) -> str | None:
+    def _elsewhere(self, setup: Sequence[str], gold: str, issue: str, nearby: Sequence[str], *, same: bool) -> str | None:
         """On the other images, a wrong query must be wrong on at least one, and a slow one right on all."""
         ordered, wrong_on = orders_rows(gold), 0
         for other in self.others:
             image = self.images.derived(*setup, of=other)
             if image is None:
                 continue
-            self.images.answer_soon(image, [gold, issue])
+            self.images.answer_soon(image, [gold, issue, *nearby])  # `_chance` asks for the latter
             right, wrong = self.images.answer(image, gold), self.images.answer(image, issue)
             if right.status != "ok":
                 return "gold fails on another image"
@@ -83,16 +84,16 @@ class Trials:
             wrong_on += fails
         return None if same or wrong_on or not self.others else "issue fails on one image only"
 
-    def _chance(self, setup: Sequence[str], image: BaseImage, gold: str, nearby: Sequence[str], right: Answer) -> str | None:
-        """A wrong query close by that gives the right rows here and other rows elsewhere: here, chance would pay."""
-        ordered = orders_rows(gold)
-        for sql in nearby:
-            if self._not_wrong(self.images.answer(image, sql), right, ordered) is None:
+    def _chance(self, setup: Sequence[str], gold: str, by_chance: Sequence[str]) -> str | None:
+        """A wrong query close by that gives the right rows here (`by_chance`) and other rows elsewhere: here, chance would pay."""
+        for other in self.others if by_chance else ():
+            moved = self.images.derived(*setup, of=other)
+            if moved is None:
                 continue
-            for other in self.others:
-                moved = self.images.derived(*setup, of=other)
-                if moved is not None and self._not_wrong(self.images.answer(moved, sql), self.images.answer(moved, gold), ordered) is None:
-                    return "another query is right by chance"
+            self.images.answer_soon(moved, [gold, *by_chance])
+            right = self.images.answer(moved, gold)
+            if any(self._not_wrong(self.images.answer(moved, sql), right, orders_rows(gold)) is None for sql in by_chance):
+                return "another query is right by chance"
         return None
 
     def states(self, draft: Draft, kind: Kind, gold: Sequence[str], issue: Sequence[str]) -> tuple[Trial, tuple[dict[str, Any], ...]]:
