@@ -21,7 +21,7 @@ def examine(store: str | Path | None = None) -> list[dict[str, Any]]:
     findings += [_finding(what, works, detail, needed=what in ("apsw", "vfs", "store")) for what, works, detail in state.doctor(store)]
     findings += [_package(name) for name in ("torch", "transformers", "tokenizers", "gymnasium", "tensorboard", "openai")]
     findings.append(_gpu())
-    return findings
+    return findings + _attention()
 
 
 def _finding(what: str, works: bool, detail: str, *, needed: bool = True) -> dict[str, Any]:
@@ -50,3 +50,23 @@ def _gpu() -> dict[str, Any]:
     if torch.cuda.is_available():
         return _finding("gpu", True, torch.cuda.get_device_name(0), needed=False)
     return _finding("gpu", False, "no CUDA device: everything runs on the CPU", needed=False)
+
+
+def _attention() -> list[dict[str, Any]]:
+    """Each device's self-check, what `auto` would take, and why a backend cannot be used."""
+    import torch
+
+    from savepoint import attention
+
+    findings = []
+    for device, dtype in (("cpu", torch.float32), *([("cuda", torch.bfloat16)] if torch.cuda.is_available() else [])):
+        for name, reason in attention.backends(device).items():
+            findings.append(_finding(f"attention {name}, {device}", reason is None, reason or "usable", needed=False))
+        try:
+            checked = attention.self_check(device, dtype)
+            detail = f"{checked.backend}, {checked.dtype}: largest error {max(checked.errors.values()):.1e} against f64"
+            findings.append(_finding(f"attention self-check, {device}", True, detail, needed=device == "cpu"))
+        except attention.SelfCheckFailed as error:
+            findings.append(_finding(f"attention self-check, {device}", False, str(error), needed=device == "cpu"))
+    table = "; ".join(f"{where}: {name}" for name, where in attention.AUTO)
+    return [*findings, _finding("attention auto", True, table, needed=False)]

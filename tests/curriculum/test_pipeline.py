@@ -74,6 +74,8 @@ def test_a_run_leaves_everything_that_it_promises(whole: tuple[Path, dict]):
     assert summary["gain"]["from"] == "tool-use imitation" and summary["gain"]["to"] == "agentic RL"
     assert summary["peak_memory_bytes"] > 1e8 and summary["demonstrator"]["n"] == 6
     assert summary["planned_memory"]["total"] > summary["planned_memory"]["learner"]["peak"] and summary["environment"]["attention_backend"] == "cpu_flash"
+    checked = summary["environment"]["attention_check"]
+    assert (checked["backend"], checked["dtype"]) == ("cpu_flash", "float32") and max(checked["errors"].values()) < 1e-5
     records = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
     assert [(r["index"], r["step"]) for r in records] == [(i, k) for i, steps in ((1, 4), (2, 4), (3, 2), (4, 3)) for k in range(1, steps + 1)]
     assert all(r["logprob_gap"] <= 1e-4 for r in records if r["kind"] == "grpo")

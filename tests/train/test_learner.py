@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from savepoint.attention import hf
+from savepoint.attention.backends import cpu_flash
 from savepoint.errors import UserError
 from savepoint.train.batches import pack
-from savepoint.train.learner import LearnerSettings, prepare
+from savepoint.train.learner import LearnerSettings, check_attention, prepare
 from savepoint.train.policy import Policy, TinyConfig
 
 DOCUMENTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 17, 18]]
@@ -97,3 +98,14 @@ def test_a_window_of_nothing_is_refused():
     made.model.model.layers[0].self_attn.sliding_window = 0
     with pytest.raises(UserError, match="window"):
         made.packed_logprobs(BATCH)
+
+
+def test_a_backend_that_computes_something_else_is_refused_before_anything_is_learned(monkeypatch: pytest.MonkeyPatch):
+    made = policy()
+    assert check_attention(made)["backend"] == "cpu_flash"  # type: ignore[index]
+    attend = cpu_flash.attend
+    monkeypatch.setattr(cpu_flash, "attend", lambda q, k, v, sinks, problem: attend(q, k, v, sinks * problem.scale, problem))
+    with pytest.raises(UserError, match="learner.attention: attention backend 'cpu_flash' is wrong on cpu"):
+        check_attention(made)
+    made.model.set_attn_implementation("eager")
+    assert check_attention(made) is None

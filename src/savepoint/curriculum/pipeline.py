@@ -29,7 +29,7 @@ from savepoint.rollout.render import Chat, CompactChat, train_tokenizer
 from savepoint.state import Backend, open_backend
 from savepoint.train.bundle import load_bundle, save_bundle
 from savepoint.train.grpo import Grpo
-from savepoint.train.learner import prepare
+from savepoint.train.learner import check_attention, prepare
 from savepoint.train.policy import Policy
 from savepoint.train.run import Run
 from savepoint.train.sft import Example, Sft
@@ -100,6 +100,7 @@ class Pipeline:
         self._demonstrated: list[Task] = []
         self.policy, self.chat = self._policy()
         prepare(self.policy, recipe.learner)
+        self.attention_check = check_attention(self.policy)
         limits = recipe.environment
         episodes = max([s.prompts_per_step * s.group_size for s in recipe.stages if isinstance(s, GrpoStage)], default=64)
         self.engine = EmbeddedEngine(self.policy.model, slots=episodes, max_tokens=limits.max_tokens, pad_id=self.chat.pad_id)
@@ -324,7 +325,7 @@ class Pipeline:
         """`summary.json`: what happened, at what cost, and whether it reached what such a run is for."""
         summary = summary_of(self.ledger) | {
             "recipe": self.recipe.name, "seed": self.recipe.seed, "profile": self.profile, "database": self.source.description,
-            "environment": environment_of_run(backend_of(self.policy.model), self.backend.manifest()),
+            "environment": environment_of_run(backend_of(self.policy.model), self.attention_check, self.backend.manifest()),
             "settings": self.recipe.model_dump(mode="json"), "planned_memory": run_memory(self.recipe),
         }  # fmt: skip
         with self.run_.write_guard():

@@ -126,8 +126,9 @@ def gain(ledger: Ledger) -> dict[str, Any] | None:
     return out
 
 
-def environment_of_run(attention: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Versions and levels that a run's figures depend on. attention: what the learner's model computes attention with. state: the backend's manifest."""
+def environment_of_run(attention: str, check: dict[str, object] | None, state: dict[str, Any]) -> dict[str, Any]:
+    """Versions and levels that a run's figures depend on. attention: what the learner's model computes attention with. check: what its self-check found
+    (`savepoint.attention.self_check`). state: the state backend's manifest."""
     import apsw
     import torch
     import transformers
@@ -139,5 +140,5 @@ def environment_of_run(attention: str, state: dict[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(), "platform": platform.platform(), "torch": torch.__version__, "threads": torch.get_num_threads(),
         "transformers": transformers.__version__, "apsw": apsw.apsw_version(), "sqlite": apsw.sqlite_lib_version(),
         "state_backend": state["backend"], "state_workers": state["workers"], "vfs": status["vfs"], "sandbox_level": state["sandbox_level"],
-        "sandbox": state["sandbox"], "attention_backend": attention,
+        "sandbox": state["sandbox"], "attention_backend": attention, "attention_check": check,
     }  # fmt: skip

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from savepoint.attention import SelfCheckFailed, self_check
+from savepoint.attention.hf import backend_of, implementation
 from savepoint.config import Settings
 from savepoint.errors import UserError
 from savepoint.train.experts import tile_experts
@@ -21,6 +23,20 @@ class LearnerSettings(Settings):
         "off", description="layers: run each layer again in the backward pass and keep its input alone; host: and let the inputs wait in host memory"
     )
     expert_tile: int | None = Field(None, ge=1, description="tokens that go through a mixture of experts at a time; none: all of them")
+
+
+def check_attention(policy: Policy) -> dict[str, object] | None:
+    """The self-check of the backend that computes the policy's attention, as plain JSON: its name, device, dtype, and how far from f64 each tensor was.
+
+    None where attention is not ours. UserError when the backend computes something else here: nothing must be learned through it.
+    """
+    name = backend_of(policy.model)
+    if implementation(policy.model) is None:
+        return None
+    try:
+        return self_check(policy.device, policy.model.dtype, backend=name).record()
+    except SelfCheckFailed as error:
+        raise UserError(f"learner.attention: {error}; choose another backend, or torch build") from None
 
 
 def prepare(policy: Policy, settings: LearnerSettings) -> None:
