@@ -139,8 +139,8 @@ class Loop:
             for sql in statements:
                 clock(kind, system.run, connection, sql)
         for sql in step.queries:
-            self.answers.take(clock("query", system.run, connection, sql))
-        self.probes.take(clock("probe", system.run, connection, step.probe))
+            self._take(self.answers, clock("query", system.run, connection, sql))
+        self._take(self.probes, clock("probe", system.run, connection, step.probe))
         clock("seal", system.seal, connection)
         clock("disconnect", system.disconnect, connection)
         self.steps += 1
@@ -160,7 +160,7 @@ class Loop:
         for branch in self._leaves():
             connection = self._connect(branch)
             for sql in branch.step.compare if branch.step else ():
-                self.answers.take(self.clock("compare", self.system.run, connection, sql))
+                self._take(self.answers, self.clock("compare", self.system.run, connection, sql))
             self.clock("disconnect", self.system.disconnect, connection)
             self.compared += 1
 
@@ -182,6 +182,9 @@ class Loop:
 
     def _leaves(self) -> list[Branch]:
         return [branch for branch in self.live.values() if not branch.children]
+
+    def _take(self, answers: Answers, rows: list[Row]) -> None:
+        self._aside(lambda: answers.take(rows))
 
     def _look(self) -> None:
         self._peak = max(self._peak, self.system.bytes())

@@ -84,18 +84,24 @@ class System(ABC):
         return total
 
     def bytes(self) -> int:
-        """Memory that belongs to these processes alone, and disk that the databases take."""
+        """Memory of all these processes that no file backs, and disk that the databases take. What the kernel caches of files counts for none."""
         total = self.disk()
         for process in (self._process, *self.servers()):
-            try:
-                total += process.memory_full_info().uss
-                total += sum(child.memory_full_info().uss for child in process.children()) if process is not self._process else 0
-            except psutil.NoSuchProcess:
-                continue
+            family = [process] if process is self._process else [process, *process.children()]
+            total += sum(anonymous_bytes(one.pid) for one in family)
         return total
 
     def disk(self) -> int:
         return 0
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory of a process that no file backs; 0 when it has ended."""
+    try:
+        fields = dict(line.split(":") for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(fields["Anonymous"].split()[0]) * 1024
 
 
 def disk_bytes(paths: Iterable[Path]) -> int:
