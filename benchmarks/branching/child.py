@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,27 +24,29 @@ SYSTEMS: dict[str, type[System]] = {system.name: system for system in (Sessions,
 @dataclass(frozen=True, slots=True)
 class Job:
     """What a process measures. loop, shape, limit_s: of "loop". points: the depths, or the one number of branches. rounds: over depth; over the number
-    of branches, a round is made for each line that arrives on stdin."""
+    of branches, a round is made for each line that arrives on stdin. place: of its files, where several of one system run at a time."""
 
     what: Literal["loop", "depth", "branches"]
     system: str
     scale: Scale
     work: str
+    place: str = ""
     loop: str = ""
     shape: str = "reduced"
     limit_s: float = 7200.0
     points: tuple[int, ...] = ()
     rounds: int = 1
-    effort: Effort = Effort()  # noqa: RUF009  (frozen)
+    effort: Effort = field(default_factory=Effort)
 
     @staticmethod
     def read(text: str) -> Job:
         fields: dict[str, Any] = json.loads(text)
-        return Job(**{**fields, "scale": Scale(**fields["scale"]), "effort": Effort(**fields["effort"]), "points": tuple(fields["points"])})
+        effort, points = Effort(**fields.pop("effort", {})), tuple(fields.pop("points", ()))
+        return Job(**{**fields, "scale": Scale(**fields["scale"])}, effort=effort, points=points)
 
 
 def measure(job: Job) -> None:
-    system = SYSTEMS[job.system](Path(job.work), job.scale)
+    system = SYSTEMS[job.system](Path(job.work), job.scale, job.place)
     try:
         if job.what == "loop":
             say(loop(system, WORKLOADS[job.loop], SHAPES[job.shape][job.loop], job.scale, job.limit_s))

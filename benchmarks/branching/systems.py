@@ -19,6 +19,8 @@ from branching.data import TABLES, Row, Scale, create_table, rows, width
 
 ROOT = "main"
 FIRST_QUERY = "SELECT w_id FROM warehouse"
+# With a limit (larger than any table) no samples are kept, which builds with STAT4 would read again for each connection, and others have not.
+ANALYZE = "PRAGMA analysis_limit = 1000000000; ANALYZE"
 _FULL_QUOTA = 4 << 30
 _PATIENCE_S = 600.0
 
@@ -38,9 +40,10 @@ class System(ABC):
     tree = True
     cpu_step = 1e-6
 
-    def __init__(self, work: Path, scale: Scale) -> None:
+    def __init__(self, work: Path, scale: Scale, place: str = "") -> None:
+        """work: the folder of all databases. place: tells apart the files of several that run at a time."""
         self.scale = scale
-        self.folder = work / f"{self.name}-{scale.name}"
+        self.folder = work / f"{self.name.replace(' ', '-')}-{scale.name}" / (place or "run")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._process = psutil.Process()
 
@@ -55,7 +58,7 @@ class System(ABC):
     def run(self, connection: Any, sql: str) -> list[Row]:
         """The rows of one statement, committed. RuntimeError for one that fails: on this workload none may."""
 
-    def seal(self, connection: Any) -> None:
+    def seal(self, connection: Any) -> None:  # noqa: B027  (most need nothing)
         """What a branch needs before it may be a parent."""
 
     @abstractmethod
@@ -125,7 +128,7 @@ def load(execute: Callable[[str], Any], many: Callable[[str, Iterable[Row]], Any
 
 
 def sqlite_file(work: Path, scale: Scale) -> Path:
-    """The database as a SQLite file, made once. ANALYZE has been run on it, as on the others."""
+    """The database as a SQLite file, made once, and analysed as the others are."""
     import apsw
 
     path = work / f"{scale.name}.sqlite"
@@ -136,7 +139,7 @@ def sqlite_file(work: Path, scale: Scale) -> Path:
         connection = apsw.Connection(str(fresh))
         connection.execute("PRAGMA journal_mode = off; PRAGMA synchronous = off")
         load(connection.execute, connection.executemany, scale)
-        connection.execute("ANALYZE")
+        connection.execute(ANALYZE).fetchall()
         connection.close()
         fresh.rename(path)
     return path
@@ -147,11 +150,11 @@ class Sessions(System):
 
     name = "ours"
 
-    def __init__(self, work: Path, scale: Scale) -> None:
-        super().__init__(work, scale)
+    def __init__(self, work: Path, scale: Scale, place: str = "") -> None:
+        super().__init__(work, scale, place)
         from savepoint.state import Quota, open_backend
 
-        self._backend = open_backend("sqlite", store=self.folder / "store")
+        self._backend = open_backend("sqlite", store=work / "store")
         image = self._backend.import_base(sqlite_file(work, scale))
         quota = Quota(delta_bytes=_FULL_QUOTA, temp_bytes=_FULL_QUOTA)
         self._sessions = {ROOT: self._backend.lease(image, owner="benchmark", quota=quota, ttl_s=None)}
@@ -183,8 +186,8 @@ class FileCopies(System):
 
     name = "file copies"
 
-    def __init__(self, work: Path, scale: Scale) -> None:
-        super().__init__(work, scale)
+    def __init__(self, work: Path, scale: Scale, place: str = "") -> None:
+        super().__init__(work, scale, place)
         import apsw
 
         self._apsw = apsw
@@ -226,8 +229,8 @@ class Savepoints(System):
     name = "savepoints"
     tree = False
 
-    def __init__(self, work: Path, scale: Scale) -> None:
-        super().__init__(work, scale)
+    def __init__(self, work: Path, scale: Scale, place: str = "") -> None:
+        super().__init__(work, scale, place)
         import apsw
 
         self._error = apsw.Error
@@ -281,8 +284,8 @@ class Doltlite(System):
 
     name = "doltlite"
 
-    def __init__(self, work: Path, scale: Scale) -> None:
-        super().__init__(work, scale)
+    def __init__(self, work: Path, scale: Scale, place: str = "") -> None:
+        super().__init__(work, scale, place)
         try:
             import doltlite  # noqa: F401  (takes the place of the SQLite that `sqlite3` uses: it has to come first)
         except ImportError:
@@ -290,11 +293,11 @@ class Doltlite(System):
         import sqlite3
 
         self._sqlite3 = sqlite3
-        kept, self._file = self.folder / "base.db", self.folder / "run.db"
+        kept, self._file = work / f"{scale.name}.doltlite", self.folder / "run.db"
         if not kept.exists():
             self._make(kept)
-        for left in self.folder.glob("run.db*"):
-            left.unlink()
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
         shutil.copyfile(kept, self._file)
         self._root = self._open(self._file)
 
@@ -305,11 +308,11 @@ class Doltlite(System):
 
     def _make(self, kept: Path) -> None:
         fresh = kept.with_suffix(".new")
-        for left in self.folder.glob("base.new*"):
+        for left in kept.parent.glob(f"{fresh.name}*"):
             left.unlink()
         connection = self._open(fresh)
         load(connection.execute, connection.executemany, self.scale)
-        connection.execute("ANALYZE")
+        connection.executescript(ANALYZE)
         connection.execute("SELECT dolt_commit('-A', '-m', 'base')").fetchall()
         connection.execute("SELECT dolt_gc()").fetchall()
         connection.close()
@@ -343,9 +346,8 @@ class Doltlite(System):
         self._root.execute("SELECT dolt_branch('-D', ?)", (name,)).fetchall()
 
     def disk(self) -> int:
-        return disk_bytes(self.folder.glob("run.db*"))
+        return disk_bytes(self.folder.iterdir())
 
     def close(self) -> None:
         self._root.close()
-        for left in self.folder.glob("run.db*"):
-            left.unlink()
+        shutil.rmtree(self.folder)
