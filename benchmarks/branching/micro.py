@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -64,19 +65,20 @@ class Bench:
     def round(self, parent: str) -> Figures:
         """CPU microseconds of each operation on new branches of `parent`, and the median milliseconds on the clock of a branch with its first query."""
         system, effort = self.system, self.effort
-        names, connections, took = [f"x{i}" for i in range(effort.branches)], [], []
-        figures: Figures = {"create": 0.0, "connect and first query": 0.0}
-        for name in names if system.tree else names[:1]:
+        names = [f"x{i}" for i in range(effort.branches if system.tree else 1)]
+        connections: list[Any] = []
+        created, reached, took = 0.0, 0.0, []
+        for name in names:
             started = time.perf_counter()
-            figures["create"] += self._cpu(lambda name=name: system.create(parent, name))
-            figures["connect and first query"] += self._cpu(lambda name=name: connections.append(self._reach(name)))
+            created += self._cpu(partial(system.create, parent, name))
+            reached += self._cpu(partial(self._reach, name, connections))
             took.append(time.perf_counter() - started)
-        figures = {kind: cost / len(connections) for kind, cost in figures.items()}
+        figures = {"create": created / len(names), "connect and first query": reached / len(names)}
         figures |= self._operations(connections[0])
         for connection in connections:
             system.seal(connection)
             system.disconnect(connection)
-        figures["delete"] = self._cpu(lambda: [system.delete(name) for name in names[: len(connections)]]) / len(connections)
+        figures["delete"] = self._cpu(lambda: [system.delete(name) for name in names]) / len(names)
         figures["create to first answer, ms"] = median(took) * 1000
         return figures
 
@@ -103,10 +105,9 @@ class Bench:
             "create index": self._cpu(lambda: run(connection, "CREATE INDEX orders_customer ON orders (o_c_id)")),
         }
 
-    def _reach(self, name: str) -> Any:
-        connection = self.system.connect(name)
-        self.system.run(connection, FIRST_QUERY)
-        return connection
+    def _reach(self, name: str, connections: list[Any]) -> None:
+        connections.append(self.system.connect(name))
+        self.system.run(connections[-1], FIRST_QUERY)
 
     def _cpu(self, action: Callable[[], Any], times: int = 1) -> float:
         """CPU microseconds of one call."""
@@ -118,7 +119,8 @@ class Bench:
 
 def over_depth(system: System, depths: list[int], rounds: int, effort: Effort) -> dict[str, Any]:
     """{"points": depths, "rounds": [[figures at each depth] for each round], "bytes": of a level, on the average}."""
-    bench, found = Bench(system, effort), {depth: [] for depth in depths}
+    bench = Bench(system, effort)
+    found: dict[int, list[Figures]] = {depth: [] for depth in depths}
     empty, name = system.bytes(), ROOT
     for depth in range(1, depths[-1] + 1):
         parent, name = name, f"d{depth}"

@@ -35,6 +35,7 @@ REACHES = {
     "ours": Reach((1, 4, 16, 64, 256, 1024, 4096), (1, 100, 1000, 10_000)),
     "file copies": Reach((1, 4, 16, 64), (1, 64), Effort(branches=1), 5),
     "doltlite": Reach((1, 4, 16, 64, 256), (1, 100, 300), Effort(branches=3), 5),
+    "PostgreSQL clones": Reach((1, 4, 16), (1, 16), Effort(branches=1, points=300, ranges=100, updates=200), 3),
     "savepoints": Reach((1, 4, 16, 64, 256, 1024, 4096), ()),
 }
 SYSTEM_NAMES = tuple(REACHES)

@@ -169,7 +169,7 @@ class Sessions(System):
         result = connection.execute(sql, deadline_s=_PATIENCE_S, max_rows=1_000_000, max_bytes=1 << 30)
         if result.status != "ok":
             raise RuntimeError(f"{result.status}: {result.error} ({result.quota}): {sql}")
-        return result.rows  # type: ignore[no-any-return]
+        return result.rows
 
     def disconnect(self, connection: Any) -> None:
         connection.park()
@@ -206,7 +206,7 @@ class FileCopies(System):
 
     def run(self, connection: Any, sql: str) -> list[Row]:
         try:
-            return connection.execute(sql).fetchall()  # type: ignore[no-any-return]
+            return connection.execute(sql).fetchall()
         except self._apsw.Error as error:
             raise RuntimeError(f"{error}: {sql}") from None
 
@@ -255,7 +255,7 @@ class Savepoints(System):
 
     def run(self, connection: Any, sql: str) -> list[Row]:
         try:
-            return connection.execute(sql).fetchall()  # type: ignore[no-any-return]
+            return connection.execute(sql).fetchall()
         except self._error as error:
             raise RuntimeError(f"{error}: {sql}") from None
 
@@ -328,7 +328,7 @@ class Doltlite(System):
 
     def run(self, connection: Any, sql: str) -> list[Row]:
         try:
-            return connection.execute(sql).fetchall()  # type: ignore[no-any-return]
+            return connection.execute(sql).fetchall()
         except self._sqlite3.Error as error:
             raise RuntimeError(f"{error}: {sql}") from None
 
