@@ -52,7 +52,7 @@ class Kept:
         """The trainer knows the contents as they are: the image, and the parts that it sent or has."""
         self.session, self.ship = session, ship
         self._image = session.origin()
-        self._last = session.checkpoint()
+        self._last = session.freeze()
         self._shipped = session.version
         self._sent = 0  # bytes of increments since the last whole
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class Kept:
         session, part, whole = self.session, None, False
         stats = session.stats()
         if self.ship and not session.in_transaction and session.version != self._shipped:
-            now = session.checkpoint()
+            now = session.freeze()
             whole = self._sent > 2 * stats.delta_bytes + _ALWAYS_KEPT
             part = session.delta(self._image if whole else self._last)
             self._sent = 0 if whole else self._sent + len(part)

@@ -768,6 +768,11 @@ EXPORT void cow_stats(Volume *v, i64 *out) {
 
 EXPORT i64 cow_image_size(Image *image) { return image->tree.size; }
 
+/* Pages in which two images of one base differ, by identity: what both share is skipped, so the cost is that of the difference. */
+EXPORT i64 cow_image_differs(Image *image, Image *other) {
+  return image->origin == other ? image->differs : tree_differences(&image->tree, &other->tree);
+}
+
 /* The numbers and contents of pages, ascending: [i64 number][page] each. since NULL: of all that differ from the base file;
 ** deterministic, equal contents over one base give equal bytes. since an image of the same base: of all that may differ
 ** from it, by identity. Returns the bytes needed; fills at most cap. */
