@@ -156,6 +156,10 @@ class Forest:
             self._place(session, target)
             self._collapse(before)
 
+    def hand_over(self, session: Node, heir: Any, owner: str) -> None:
+        with self._settled():
+            session.handle, session.owner = weakref.ref(heir), owner
+
     def discard(self, node: Node) -> None:
         """The session of a record is no more. Takes no lock: finalizers call it."""
         self._dropped.append(node)

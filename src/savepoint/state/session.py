@@ -112,7 +112,10 @@ class Snapshot:
 
     def release(self) -> None:
         """Give the contents up now, whoever still holds the snapshot."""
+        at_once = getattr(self.contents, "release", None)  # where they are elsewhere, they are to go now rather than some time
         object.__setattr__(self, "contents", None)
+        if at_once is not None:
+            at_once()
 
 
 @dataclass(frozen=True, slots=True)

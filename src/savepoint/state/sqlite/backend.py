@@ -160,14 +160,8 @@ class SqliteBackend:
         return session
 
     def _digests(self, snapshots: list[Snapshot]) -> Steps[list[str | None]]:
-        """The page digests of snapshots; None of one that was pruned meanwhile."""
         yield from ()
-        found: list[str | None] = []
-        for snapshot in snapshots:
-            contents: Image | None = snapshot.contents
-            size = snapshot.image.base_size
-            found.append(None if contents is None else page_digest(snapshot.base_digest, size, contents.size, contents.delta()))
-        return found
+        return [snapshot_digest(snapshot) for snapshot in snapshots]
 
     def _own(self, image: BaseImage, owner: str) -> Session:
         """A session for a purpose of ours, which no budget refuses."""
@@ -211,6 +205,12 @@ class SqliteBackend:
         digest = page_digest(base.base_digest, size, contents.size, delta)
         setup = (*base.setup, *setup)
         return replace(base, digest=digest, size=contents.size, setup=setup, columns=columns, delta_bytes=len(delta), contents=contents, base=base.whole())
+
+
+def snapshot_digest(snapshot: Snapshot) -> str | None:
+    """The page digest of a snapshot; None when it was pruned."""
+    contents: Image | None = snapshot.contents
+    return None if contents is None else page_digest(snapshot.base_digest, snapshot.image.base_size, contents.size, contents.delta())
 
 
 def _widest_table(session: Session) -> int:

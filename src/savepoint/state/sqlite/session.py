@@ -47,8 +47,8 @@ class Session:
     """
 
     __slots__ = (
-        "__weakref__", "_backend", "_executions", "_give_back", "_grant", "_history", "_lease", "_lock", "_node", "_stands", "_token", "clock_ms", "generation",
-        "image", "origin_owner", "quota", "seed",
+        "__weakref__", "_backend", "_began", "_executions", "_give_back", "_grant", "_history", "_lease", "_lock", "_node", "_stands", "_token",
+        "clock_ms", "generation", "image", "origin_owner", "quota", "seed",
     )  # fmt: skip
 
     def __init__(
@@ -76,7 +76,7 @@ class Session:
             forest.discard(node)
 
         self._lease = Held(volume, quota, image.columns, seed, released)
-        self._stands = volume.stats().writes  # changes so far when it was the state that its node is under
+        self._began = self._stands = volume.stats().writes  # changes at the start, and when it was the state that its node is under
         self._give_back = weakref.finalize(self, self._lease.release)
         self._give_back.atexit = False
         expire = weakref.WeakMethod(self._expire)
@@ -302,7 +302,8 @@ class Session:
             self._check()
             stats, page = self._lease.volume.stats(), self.image.page_size
             return SessionStats(
-                stats.delta_pages, stats.delta_pages * page, stats.held_pages * page, stats.temp_bytes, stats.size, self._executions, stats.writes
+                stats.delta_pages, stats.delta_pages * page, stats.held_pages * page, stats.temp_bytes, stats.size, self._executions,
+                stats.writes - self._began,
             )  # fmt: skip
 
     @property
