@@ -127,8 +127,12 @@ class RemoteSession(Placed):
         with (yield from self._my_turn()):
             target = snapshot.node or self._backend.forest.root(self.image)
             self._backend.forest.admits(self._node, target)
-            self._lost = ""
-            yield from self._repeated("restore", lambda: self._restore(snapshot.label, kept))
+            lost, self._lost = self._lost, ""
+            try:
+                yield from self._repeated("restore", lambda: self._restore(snapshot.label, kept))
+            except BaseException:
+                self._lost = self._lost or lost  # else it would go on as its image, without a word
+                raise
             if kept.shipped is not None:
                 self._shipped, self._fragile = kept.shipped, None
             self.generation += 1
