@@ -131,7 +131,8 @@ class RemoteSession(Placed):
             try:
                 yield from self._repeated("restore", lambda: self._restore(snapshot.label, kept))
             except BaseException:
-                self._lost = self._lost or lost  # else it would go on as its image, without a word
+                if lost:  # else it would go on as its image, without a word
+                    self._lost, self._epoch = lost, -1
                 raise
             if kept.shipped is not None:
                 self._shipped, self._fragile = kept.shipped, None
