@@ -65,6 +65,24 @@ def test_a_fork_that_no_longer_parts_paths_is_gone(session: Session, tree: State
     assert shape(tree) == [(0, "image", ""), (1, "session", "")]
 
 
+def test_a_fork_whose_session_moves_away_or_whose_branch_is_pruned_is_gone(session: Session, tree: StateTree):
+    start = session.checkpoint("start")
+    add(session, 1)
+    (fork,) = session.fork()
+    session.restore(start)
+    assert shape(tree) == [(0, "image", ""), (1, "snapshot", "start"), (2, "session", ""), (2, "session", "")]
+    add(fork, 2)
+    ends = fork.fork(2)
+    for end in ends:
+        add(end, 3)
+    a, b = (end.checkpoint(label) for end, label in zip(ends, "ab", strict=True))
+    for one in (fork, *ends):
+        one.restore(start)
+    assert [node.kind for node in tree.nodes()].count("fork") == 1
+    tree.prune(a)
+    assert "fork" not in [node.kind for node in tree.nodes()] and not b.pruned
+
+
 def test_a_restore_moves_the_session_under_the_snapshot_and_a_reset_under_the_image(session: Session, tree: StateTree):
     a = session.checkpoint("a")
     b = session.checkpoint("b")
@@ -136,6 +154,21 @@ def test_the_delta_of_a_dropped_parent_is_counted_on(session: Session, tree: Sta
     del a
     (node,) = (node for node in tree.nodes() if node.label == "b")
     assert node.delta_bytes == kept * session.image.page_size and b.pages == kept
+
+
+def test_the_delta_below_a_fork_goes_by_the_nearest_state_that_is_still_there(session: Session, tree: StateTree):
+    update(session, 0)
+    top = session.checkpoint("top")
+    middle = session.checkpoint("middle")
+    update(session, 2000, 1)
+    (fork,) = session.fork()
+    first = fork.checkpoint("first")
+    del middle
+    second = fork.fork()[0].checkpoint("second")
+    third = session.checkpoint("third")
+    sizes = {node.label: node.delta_bytes // session.image.page_size for node in tree.nodes()}
+    assert (sizes["first"], sizes["second"], sizes["third"]) == (1, 0, 1) and top.pages > 10
+    assert first.pages == second.pages == third.pages == top.pages + 1
 
 
 # ---------------------------------------------------------------------- prune
@@ -269,6 +302,25 @@ def test_a_subtree_takes_no_more_bytes_than_its_limit(session: Session, tree: St
     with pytest.raises(NoRoom, match="delta_bytes"):
         session.checkpoint("c")
     assert tree.prune(b, sessions="spare").bytes == b.pages * session.image.page_size
+
+
+def test_what_a_session_took_over_is_not_counted_twice_at_its_next_checkpoint(session: Session, tree: StateTree):
+    start = session.checkpoint("start")
+    update(session, 0)
+    gone = session.checkpoint("gone")
+    tree.limit(start, delta_bytes=gone.pages * session.image.page_size)
+    kept = gone.pages
+    del gone
+    assert session.checkpoint("again").pages == kept and start.pages == 0
+
+
+def test_a_session_may_move_within_a_subtree_that_is_full(session: Session, tree: StateTree):
+    a = session.checkpoint("a")
+    b = session.checkpoint("b")
+    tree.limit(a, sessions=1)
+    session.restore(a)
+    session.restore(b)
+    assert shape(tree)[-1] == (3, "session", "")
 
 
 def test_limits_of_subtrees_nest(session: Session, tree: StateTree):

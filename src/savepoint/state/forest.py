@@ -34,8 +34,8 @@ Sessions = Literal["refuse", "spare", "close"]
 
 class Node:
     """One state. bytes: of pages that it shows otherwise than its parent, and, at most, those that it took over from records now gone.
-    handle: the snapshot or session, weakly. kept: the snapshot, while the tree itself holds it. above: for a fork, the nearest record over it that
-    had contents when this one lost them."""
+    handle: the snapshot or session, weakly. kept: the snapshot, while the tree itself holds it. above: of a fork, a record over it, as far up as is
+    known to be without contents in between."""
 
     __slots__ = (
         "__weakref__", "above", "bytes", "charged", "children", "digest", "ends_at", "handle", "id", "kept", "kept_until", "kind", "label", "owner", "pages",
@@ -128,7 +128,6 @@ class Forest:
                 raise StateError("fork: the session has ended")
             if changed:
                 point, over = Node("fork", owner=session.owner, bytes_=session.bytes), point
-                point.above = over
                 self._bytes(session, -session.bytes)
                 self._attach(point, over)
                 self._place(session, point)
@@ -255,10 +254,8 @@ class Forest:
         """The contents of a snapshot or session are gone: the record stays only where paths part."""
         if node.removed or node.kind not in ("snapshot", "session"):
             return
-        if node.kind == "snapshot":
-            if node.handle() is not None:
-                return
-            node.above = node.parent
+        if node.kind == "snapshot" and node.handle() is not None:
+            return
         self._count(node, -1)
         node.kind, node.handle = "fork", _nothing
         self._count(node, 1)
@@ -276,6 +273,7 @@ class Forest:
                 child.parent = over
                 self._bytes(child, node.bytes)
             self._remove(node)
+            node.above = over
             node = None if children else over
 
     def _remove(self, node: Node) -> None:
