@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from dataclasses import replace
 
 import pytest
 from state_support import rows
@@ -169,6 +170,16 @@ def test_the_delta_below_a_fork_goes_by_the_nearest_state_that_is_still_there(se
     sizes = {node.label: node.delta_bytes // session.image.page_size for node in tree.nodes()}
     assert (sizes["first"], sizes["second"], sizes["third"]) == (1, 0, 1) and top.pages > 10
     assert first.pages == second.pages == third.pages == top.pages + 1
+
+
+def test_a_copy_of_a_snapshot_is_as_good_although_the_tree_does_not_know_it(backend: SqliteBackend, session: Session, tree: StateTree):
+    add(session, 1)
+    copy = replace(session.checkpoint("x"), settings={})
+    session.reset()
+    session.restore(copy)
+    with backend.lease(copy, owner="again") as again:
+        assert rows(session, COUNT) == rows(again, COUNT) == ((301,),)
+    assert shape(tree) == [(0, "image", ""), (1, "session", "")]
 
 
 # ---------------------------------------------------------------------- prune

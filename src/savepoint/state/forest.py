@@ -19,55 +19,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from savepoint.state.errors import InUse, NoRoom, StateError
+from savepoint.state.records import Node, Scope, Sessions, nothing, scopes
 from savepoint.state.watchdog import Alarm, watchdog
 
 if TYPE_CHECKING:
     from savepoint.state.image import BaseImage
     from savepoint.state.session import Snapshot
-
-Kind = Literal["image", "snapshot", "session", "fork"]
-Sessions = Literal["refuse", "spare", "close"]
-
-
-class Node:
-    """One state. bytes: of pages that it shows otherwise than its parent, and, at most, those that it took over from records now gone.
-    handle: the snapshot or session, weakly. kept: the snapshot, while the tree itself holds it. above: of a fork, a record over it, as far up as is
-    known to be without contents in between."""
-
-    __slots__ = (
-        "__weakref__", "above", "bytes", "charged", "children", "digest", "ends_at", "handle", "id", "kept", "kept_until", "kind", "label", "owner", "pages",
-        "parent", "pinned", "removed", "scope",
-    )  # fmt: skip
-
-    def __init__(self, kind: Kind, label: str = "", owner: str = "", pages: int = 0, bytes_: int = 0) -> None:
-        self.kind: Kind = kind
-        self.label, self.owner, self.pages, self.bytes = label, owner, pages, bytes_
-        self.id = self.charged = self.pinned = 0
-        self.parent: Node | None = None
-        self.above: Node | None = None
-        self.children: dict[int, Node] = {}
-        self.handle: Callable[[], Any] = _nothing
-        self.kept: Snapshot | None = None
-        self.scope: Scope | None = None
-        self.kept_until: float | None = None
-        self.ends_at: float | None = None
-        self.digest: str | None = None
-        self.removed = False
-
-
-class Scope:
-    """The limits of a subtree and what is used of them. outer: those of a subtree around it."""
-
-    __slots__ = ("bytes", "label", "most", "outer", "sessions", "snapshots")
-
-    def __init__(self, label: str, outer: Scope | None) -> None:
-        self.label, self.outer = label, outer
-        self.most: dict[str, int | None] = {}
-        self.snapshots = self.sessions = self.bytes = 0
-
 
 class Forest:
     """The trees of a backend, one for each image. Thread-safe; nothing in it waits.
@@ -94,6 +54,12 @@ class Forest:
                 node = self._roots[image] = Node("image")
                 node.id = next(self._ids)
             return node
+
+    def place(self, snapshot: Snapshot, image: BaseImage) -> Node:
+        """Where a snapshot is in the tree; `image` for one that is in none: it was only frozen, or is a copy of one that nobody holds."""
+        node: Node | None = snapshot.node
+        with self._settled():
+            return node if node is not None and not node.removed else self.root(image)
 
     def enter(self, parent: Node, session: Any, owner: str, label: str = "") -> Node:
         """A session that begins at `parent`. NoRoom when a limit of its subtree has no room for it; StateError when `parent` was pruned."""
@@ -144,7 +110,7 @@ class Forest:
         with self._settled():
             if session.parent is None or target.removed:
                 raise StateError(f"snapshot {target.label!r} was pruned" if target.removed else "restore: the session has ended")
-            self._admit(target.scope, sessions=1, except_=set(_scopes(session.scope)))
+            self._admit(target.scope, sessions=1, except_=set(scopes(session.scope)))
 
     def move(self, session: Node, target: Node) -> None:
         """`session` stands on `target` from now on. NoRoom when a limit around `target` has no room for it."""
@@ -257,7 +223,7 @@ class Forest:
         if node.kind == "snapshot" and node.handle() is not None:
             return
         self._count(node, -1)
-        node.kind, node.handle = "fork", _nothing
+        node.kind, node.handle = "fork", nothing
         self._count(node, 1)
         self._collapse(node)
 
@@ -280,7 +246,7 @@ class Forest:
         self.touched += 1
         if node.parent is not None:
             node.parent.children.pop(node.id, None)
-        node.removed, node.parent, node.children, node.handle = True, None, {}, _nothing
+        node.removed, node.parent, node.children, node.handle = True, None, {}, nothing
 
     def _cut(self, node: Node) -> tuple[list[Snapshot], int]:
         """Take out a subtree; its sessions go on under the record over it."""
@@ -348,7 +314,7 @@ class Forest:
     # ---- limits and times
 
     def _count(self, node: Node, sign: int) -> None:
-        for scope in _scopes(node.scope):
+        for scope in scopes(node.scope):
             scope.snapshots += sign * (node.kind == "snapshot")
             scope.sessions += sign * (node.kind == "session")
             scope.bytes += sign * node.bytes
@@ -356,11 +322,11 @@ class Forest:
     def _bytes(self, node: Node, step: int) -> None:
         if step:
             node.bytes += step
-            for scope in _scopes(node.scope):
+            for scope in scopes(node.scope):
                 scope.bytes += step
 
     def _admit(self, scope: Scope | None, *, snapshots: int = 0, sessions: int = 0, bytes_: int = 0, except_: set[Scope] | None = None) -> None:
-        for one in _scopes(scope):
+        for one in scopes(scope):
             if except_ and one in except_:
                 continue
             for name, used, more in (("snapshots", one.snapshots, snapshots), ("sessions", one.sessions, sessions), ("delta_bytes", one.bytes, bytes_)):
@@ -379,7 +345,7 @@ class Forest:
             if below.scope is outer:
                 below.scope = scope
             else:
-                inner.update(one for one in _scopes(below.scope) if one.outer is outer and one is not scope)
+                inner.update(one for one in scopes(below.scope) if one.outer is outer and one is not scope)
             scope.snapshots += below.kind == "snapshot"
             scope.sessions += below.kind == "session"
             scope.bytes += below.bytes
@@ -427,13 +393,3 @@ class Forest:
 
         # The alarm is known to its ring before the watchdog can reach it: it rings at the earliest when this lock is free again.
         alarms.append(watchdog.arm(time.monotonic() + max(0.001, at - self.clock()), ring))
-
-
-def _scopes(scope: Scope | None) -> Iterator[Scope]:
-    while scope is not None:
-        yield scope
-        scope = scope.outer
-
-
-def _nothing() -> None:
-    return None

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from savepoint.state.client import WorkerDied
 from savepoint.state.errors import Lost, StateError
-from savepoint.state.forest import Node
 from savepoint.state.history import History
 from savepoint.state.image import BaseImage
 from savepoint.state.leases import Lease
+from savepoint.state.records import Node
 from savepoint.state.session import SessionStats
 from savepoint.state.steps import Steps, Turnstile
 

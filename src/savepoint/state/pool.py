@@ -19,10 +19,11 @@ import psutil
 from savepoint.errors import UserError
 from savepoint.state.client import WorkerDied, WorkerProcess
 from savepoint.state.errors import Lost, StateError
-from savepoint.state.forest import Forest, Node
+from savepoint.state.forest import Forest
 from savepoint.state.image import BaseImage, ImageCache, file_identity
 from savepoint.state.leases import RESERVE_BYTES, BackendStats, Lease, LeaseBook, WorkerStats
 from savepoint.state.placed import RemoteSnapshot
+from savepoint.state.records import Node
 from savepoint.state.remote import RemoteSession
 from savepoint.state.sandbox import LEVELS, SandboxReport, reaches
 from savepoint.state.session import Quota, Snapshot
@@ -138,7 +139,7 @@ class WorkerBackend:
         slot = self._least_loaded() if snapshot is None else self._slot_of(snapshot)
         lease = yield from self.admit_steps(owner, ttl_s, wait_s)
         options = {"quota": quota or Quota(), "seed": seed, "clock": clock}
-        session = self.new_session(slot, lease, start, options, snapshot.node if snapshot is not None else None)
+        session = self.new_session(slot, lease, start, options, self.forest.place(snapshot, start) if snapshot is not None else None)
         self.arm(session)
         if snapshot is not None:
             try:

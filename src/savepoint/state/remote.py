@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from savepoint.state.client import WorkerDied
 from savepoint.state.errors import Lost, StaleLease, StateError
-from savepoint.state.forest import Node
 from savepoint.state.history import Call
 from savepoint.state.placed import Placed, RemoteSnapshot, Shipped
+from savepoint.state.records import Node
 from savepoint.state.session import ExecResult, ExecStatus, Quota, ResetProof, SessionStats, Snapshot
 from savepoint.state.sqlite.diff import TableDiff
 from savepoint.state.sqlite.execute import Limits
@@ -125,7 +125,7 @@ class RemoteSession(Placed):
             raise StateError(f"snapshot {snapshot.label!r} is of base {snapshot.base_digest}, this session of base {self.image.base_digest}")
         kept: RemoteSnapshot = snapshot.held()
         with (yield from self._my_turn()):
-            target = snapshot.node or self._backend.forest.root(self.image)
+            target = self._backend.forest.place(snapshot, self.image)
             self._backend.forest.admits(self._node, target)
             lost, self._lost = self._lost, ""
             try:
@@ -153,7 +153,7 @@ class RemoteSession(Placed):
     def fork_steps(self, n: int = 1, *, label: str = "") -> Steps[list[RemoteSession]]:
         with (yield from self._my_turn()):
             backend, forks, changes = self._backend, list[RemoteSession](), self._changes
-            point = backend.forest.fork_point(self._node, changed=changes != self._stands)
+            point = backend.forest.fork_point(self._node, changed=self.changed)
             self._stands = changes
             try:
                 for i in range(n):
@@ -313,6 +313,11 @@ class RemoteSession(Placed):
             heir._give_back = heir._abandoned_when_dropped()
             self._backend.arm(heir)
             return heir
+
+    @property
+    def changed(self) -> bool:
+        """As of the last call."""
+        return self._changes != self._stands
 
     @property
     def pages_now(self) -> int | None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from savepoint.state.errors import StateError
-from savepoint.state.forest import Forest, Kind, Node, Sessions
+from savepoint.state.forest import Forest
 from savepoint.state.image import BaseImage
+from savepoint.state.records import Kind, Node, Sessions
 from savepoint.state.session import Snapshot
 from savepoint.state.steps import Steps, finish, finish_async
 

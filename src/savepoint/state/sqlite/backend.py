@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Any
 
 from savepoint.state.errors import SetupError, StateError
-from savepoint.state.forest import Forest, Node
+from savepoint.state.forest import Forest
 from savepoint.state.image import BaseImage, ImageCache, OpenFile, file_identity
 from savepoint.state.leases import RESERVE_BYTES, BackendStats, Lease, LeaseBook
+from savepoint.state.records import Node
 from savepoint.state.session import Quota, Snapshot
 from savepoint.state.sqlite import vfs
 from savepoint.state.sqlite.clock import DEFAULT_CLOCK, clock_ms
@@ -76,7 +77,7 @@ class SqliteBackend:
         options: dict[str, Any] = {"quota": quota or Quota(), "seed": seed, "clock_ms": clock_ms(clock)}
         start = image
         if isinstance(start, Snapshot):
-            options |= {"contents": start.held(), "settings": start.settings, "parent": start.node}
+            options |= {"contents": start.held(), "settings": start.settings, "parent": self.forest.place(start, start.image)}
             start = start.image
         start.pages()
         lease = self.book.admit(owner, ttl_s, RESERVE_BYTES, self.lease_wait_s if wait_s is None else wait_s).result()

@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from savepoint.state.errors import StateError
-from savepoint.state.forest import Node
 from savepoint.state.history import Call, History
 from savepoint.state.image import BaseImage
 from savepoint.state.leases import Lease
+from savepoint.state.records import Node
 from savepoint.state.session import ExecResult, Quota, ResetProof, SessionStats, Snapshot
 from savepoint.state.sqlite.aside import aside
 from savepoint.state.sqlite.connection import Connection
@@ -176,7 +176,7 @@ class Session:
         if snapshot.base_digest != self.image.base_digest:
             raise StateError(f"snapshot {snapshot.label!r} is of base {snapshot.base_digest}, this session of base {self.image.base_digest}")
         contents, forest = snapshot.held(), self._backend.forest
-        target = snapshot.node or forest.root(self.image)
+        target = forest.place(snapshot, self.image)
         with self._lock:
             self._check()
             forest.admits(self._node, target)
@@ -305,6 +305,13 @@ class Session:
                 stats.delta_pages, stats.delta_pages * page, stats.held_pages * page, stats.temp_bytes, stats.size, self._executions,
                 stats.writes - self._began,
             )  # fmt: skip
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was written since it was the state that it stands on in the tree (a checkpoint, a restore, a fork, a reset)."""
+        with self._lock:
+            self._check()
+            return self._lease.volume.stats().writes != self._stands
 
     @property
     def pages_now(self) -> int | None:
