@@ -2,8 +2,8 @@
 
 Forward and backward of one layer: batch 1, 8 query heads, 2 key heads of 64, float32, one thread. Each measurement runs in a process of its own, after a
 call of 512 tokens that brings in the libraries; methods that are compared take turns, and the least of the rounds counts. Memory is the kernel's high-water
-mark (VmHWM, reset before the call) above what the process held with its inputs made: outputs, gradients and work. glibc is told to give blocks of more than
-256 KiB back at once, for every method alike. Linux only; about four minutes.
+mark (VmHWM, reset before the call) above what the process held with its inputs made: outputs, gradients and work. Linux only; about four
+minutes.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ def measure(case: Case) -> dict[str, float]:
 
 
 def in_its_own_process(*arguments: str) -> Any:
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "262144", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)}: {(done.stderr.strip().splitlines() or [f'status {done.returncode}'])[-1]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -42,6 +43,91 @@ def test_forks_are_sessions_of_their_own(database: Path):
     fork = ["DELETE FROM people WHERE id > 9;", ".fork other", ".use other", "DELETE FROM people;", ".sessions"]
     status, out = talk(database, *fork, ".use main", "SELECT count(*) AS n FROM people;", ".delta")
     assert status == 0 and "* other" in out and "\n9" in out and "pages" in out
+
+
+def shown(out: str) -> list[str]:
+    """The lines without their times."""
+    return [line for line in out.splitlines() if not line.endswith(" ms)")]
+
+
+def test_the_tree_shows_where_checkpoints_and_sessions_come_from(database: Path):
+    size = f"{database.stat().st_size:,}"
+    status, out = talk(
+        database, ".checkpoint all", "DELETE FROM people WHERE id > 9;", ".checkpoint few", ".fork other", ".checkout other", "DELETE FROM people;",
+        ".checkpoint none", ".restore all", ".tree",
+    )  # fmt: skip
+    lines = shown(out)
+    digests = [line.rsplit(" ", 1)[1] for line in lines if "digest" in line]
+    assert status == 0 and len({digest for digest in digests if len(digest) == 12}) == 3
+    assert lines[-6:] == [
+        f"people.sqlite  {size} bytes",
+        f"└── all  checkpoint, 0 pages changed, digest {digests[0]}",
+        f"    ├── few  checkpoint, 2 pages changed, digest {digests[1]}",
+        "    │   ├── main  session, 2 pages differ from the file",
+        f"    │   └── none  checkpoint, 2 pages changed, digest {digests[2]}",
+        "    └── * other  session, 0 pages differ from the file",
+    ]
+
+
+def test_a_large_tree_is_shown_in_parts_that_can_be_read_and_the_rest_counted(database: Path):
+    deep = [line for number in range(40) for line in (".checkpoint", "INSERT INTO notes VALUES (1, 'x');")]
+    wide = [line for number in range(60) for line in (f".checkpoint w{number}", ".restore 1")]
+    status, out = talk(database, *deep, ".restore 1", *wide, ".tree")
+    lines = shown(out)
+    start = lines.index(next(line for line in lines if line.startswith("people.sqlite")))
+    tree = lines[start:]
+    left = [int(line.split("... ")[1].split()[0]) for line in tree if "..." in line]
+    assert status == 0 and len(tree) <= 210 and max(map(len, tree)) < 200
+    assert sum("checkpoint," in line for line in tree) + sum("session," in line for line in tree) + sum(left) == 40 + 60 + 1
+
+
+def test_checkout_goes_to_a_session_or_a_checkpoint_and_never_loses_changes_silently(database: Path):
+    count = "SELECT count(*) AS n FROM people;"
+    status, out = talk(
+        database, ".checkpoint all", ".fork other", ".checkout other", "DELETE FROM people WHERE id > 9;", ".checkout all", count, ".restore all", count,
+        "DELETE FROM people WHERE id > 9;", ".checkpoint few", ".checkout all", count, ".checkout nowhere",
+    )  # fmt: skip
+    lines = shown(out)
+    assert status == 1 and "session other has changes since its last checkpoint: .checkpoint keeps them, .restore all drops them" in lines
+    assert [line.strip() for line in lines if line.strip().isdecimal()] == ["9", "60", "60"]
+    assert "session other at checkpoint all" in lines and "no checkpoint or session 'nowhere': there is all, few" in lines
+
+
+def test_prune_frees_what_no_session_uses_and_names_those_that_do(database: Path):
+    status, out = talk(
+        database, ".checkpoint a", "DELETE FROM people WHERE id > 9;", ".checkpoint b", "DELETE FROM notes;", ".checkpoint c", ".prune b", ".restore a",
+        ".fork other", ".prune b", ".restore c", ".prune main", ".prune other", ".prune other", ".tree",
+    )  # fmt: skip
+    lines = shown(out)
+    assert status == 1 and "snapshot 'b' is in use by 1 session: 'main'; nothing was pruned" in lines
+    assert any(line.startswith("2 checkpoints pruned, ") and line.endswith(" bytes") for line in lines)
+    assert "no checkpoint 'c': there is a" in lines and "session main is the one at hand: .use another one first" in lines
+    assert "session other is closed" in lines and "no checkpoint or session 'other': there is a" in lines
+    assert [line.lstrip("└─ ").split("  ")[0] for line in lines[-3:]] == ["people.sqlite", "a", "* main"]
+
+
+def test_diff_shows_tables_counts_and_sample_rows_between_any_two_states(database: Path):
+    status, out = talk(
+        database, ".diff", ".checkpoint a", "UPDATE people SET name = 'x', age = NULL WHERE id = 7;", "DELETE FROM people WHERE id > 55;", ".diff a",
+        ".fork other", "CREATE TABLE more(a, b);", "INSERT INTO more VALUES (1, x'ff');", ".diff other main", ".diff a other", ".diff file a", ".diff a nobody",
+    )  # fmt: skip
+    text = "\n".join(shown(out))
+    old = sqlite3.connect(database).execute("SELECT id, name, city, age, height FROM people WHERE id = 7").fetchone()
+    before, after = ", ".join("NULL" if value is None else str(value) for value in old), f"7, x, {old[2]}, NULL, {old[4]}"
+    assert status == 1 and "nothing differs between file and now" in text and "nothing differs between file and a" in text
+    head = "table   what     added  removed  changed\npeople  changed      0        5        1\n\n"
+    assert f"{head}- people: {before}\n+ people: {after}\n- people: 56, " in text
+    assert "\n  people: 2 more rows\n" in text and text.count("people  changed      0        5        1") == 2
+    assert "more   created      1        0        0\n\n+ more: 1, x'ff'" in text and "no checkpoint or session 'nobody': there is a" in text
+
+
+def test_the_tree_and_a_diff_are_data_in_json_mode(database: Path):
+    _, out = talk(database, ".checkpoint a", "DELETE FROM people WHERE id = 3;", ".tree", ".diff a", json_mode=True)
+    answers = [json.loads(line) for line in out.splitlines()]
+    nodes = answers[2]["nodes"]
+    assert [(node["kind"], node["label"], node["parent"]) for node in nodes[:2]] == [("image", "", None), ("snapshot", "a", nodes[0]["id"])]
+    assert nodes[2]["kind"] == "session" and nodes[2]["pages"] == 2
+    assert answers[3]["tables"] == [{"table": "people", "kind": "changed", "added": 0, "removed": 1, "changed": 0}]
 
 
 def test_statements_span_lines_and_triggers_stay_whole(database: Path):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from savepoint.errors import UserError
+from savepoint.shell_tree import diff_data, diff_text, tree_data, tree_text
 from savepoint.state import BaseImage, ExecResult, Quota, Session, Snapshot, SqliteBackend, StateError, open_backend
 from savepoint.state.sqlite.build import cache_dir
 from savepoint.state.sqlite.split import ends_statement
@@ -22,10 +23,16 @@ _DEADLINE_S = 86_400.0  # Ctrl-C ends a statement that takes too long
 # A person's own session, not an agent's: room for whatever fits on the machine.
 _QUOTA = Quota(delta_bytes=64 << 30, temp_bytes=64 << 30, length=1_000_000_000, sql_length=64 << 20, columns=2000)
 _HISTORY_LINES = 2000
+_FILE = "file"  # what .diff calls the database as it was opened
+Answer = str | tuple[str, dict[str, Any]]
 _HELP = """\
 .checkpoint [NAME]   keep the state of this moment (default name: 1, 2, ...)
 .restore NAME        go back to a checkpoint; TEMP objects and open transactions are gone
 .fork NAME           another session with the same contents, called NAME
+.tree                checkpoints and sessions, and what they came from
+.checkout NAME       work in that session, or at that checkpoint (refused where changes would be lost; .restore drops them)
+.prune NAME          free a checkpoint and those made from it, or close a session
+.diff [A [B]]        rows that differ from A (default: file) to B (default: now); checkpoints, sessions, or file
 .use NAME            work in that session            .sessions       list them
 .reset               drop everything and print the proof
 .digest [logical]    digest of the contents          .delta          what differs from the file
@@ -35,11 +42,12 @@ SQL may span lines and ends with a semicolon. Ctrl-C stops a statement, Ctrl-D t
 
 
 class Shell:
-    """Named sessions over one image, and the checkpoints they share. A command is a method `do_NAME(argument) -> text`."""
+    """Named sessions over one image, and the checkpoints they share. A command is a method `do_NAME(argument)` that answers with a text, or with
+    a text and what JSON mode gives besides."""
 
-    def __init__(self, backend: SqliteBackend, image: BaseImage, out: TextIO, *, json_mode: bool) -> None:
-        self.backend, self.image, self.out, self.json_mode = backend, image, out, json_mode
-        self.sessions: dict[str, Session] = {"main": backend.lease(image, owner="shell", quota=_QUOTA, ttl_s=None)}
+    def __init__(self, backend: SqliteBackend, image: BaseImage, out: TextIO, *, json_mode: bool, title: str = "") -> None:
+        self.backend, self.image, self.out, self.json_mode, self.title = backend, image, out, json_mode, title or str(image.path)
+        self.sessions: dict[str, Session] = {"main": backend.lease(image, owner="main", quota=_QUOTA, ttl_s=None)}
         self.checkpoints: dict[str, Snapshot] = {}
         self.current = "main"
         self.failed = False
@@ -63,7 +71,7 @@ class Shell:
         name, _, argument = text[1:].strip().partition(" ")
         if name in ("quit", "exit"):
             return False
-        command: Callable[[str], str] | None = getattr(self, f"do_{name}", None)
+        command: Callable[[str], Answer] | None = getattr(self, f"do_{name}", None)
         if command is None:
             self._fail(f"no command .{name}: see .help")
             return True
@@ -83,6 +91,8 @@ class Shell:
 
     def do_checkpoint(self, name: str) -> str:
         name = name or str(next(i for i in range(1, len(self.checkpoints) + 2) if str(i) not in self.checkpoints))
+        if name in self.sessions or name == _FILE:
+            raise UserError(f"checkpoint {name!r}: a session has that name" if name in self.sessions else f"checkpoint {name!r}: that is the file itself")
         snapshot = self.checkpoints[name] = self.session.checkpoint(name)
         return f"checkpoint {name}: {snapshot.pages} pages differ from the file"
 
@@ -91,15 +101,45 @@ class Shell:
         return f"back at checkpoint {name}"
 
     def do_fork(self, name: str) -> str:
-        if not name or name in self.sessions:
-            raise UserError(f"session {name!r} exists already" if name else ".fork needs a name")
-        (self.sessions[name],) = self.session.fork()
+        if not name or name in self.sessions or name in self.checkpoints or name == _FILE:
+            raise UserError(f"{'checkpoint' if name in self.checkpoints else 'session'} {name!r} exists already" if name else ".fork needs a name")
+        (self.sessions[name],) = self.session.fork(label=name)
         return f"session {name} has the contents of {self.current}; .use {name} to work in it"
 
     def do_use(self, name: str) -> str:
         _named(self.sessions, name, "session")
         self.current = name
         return f"in session {name}"
+
+    def do_tree(self, _: str) -> Answer:
+        nodes = self.backend.tree(self.image).nodes()
+        current = next((node for node in nodes if node.kind == "session" and node.record.handle() is self.session), None)
+        return tree_text(nodes, f"{self.title}  {self.image.size:,} bytes", current, self.image.page_size), {"nodes": tree_data(nodes)}
+
+    def do_checkout(self, name: str) -> str:
+        if name in self.sessions:
+            return self.do_use(name)
+        snapshot = _named(self.checkpoints, name, "checkpoint or session")
+        if self.session.in_transaction or self.session.changed:
+            raise UserError(f"session {self.current} has changes since its last checkpoint: .checkpoint keeps them, .restore {name} drops them")
+        self.session.restore(snapshot)
+        return f"session {self.current} at checkpoint {name}"
+
+    def do_prune(self, name: str) -> str:
+        if name in self.sessions:
+            if name == self.current:
+                raise UserError(f"session {name} is the one at hand: .use another one first")
+            self.sessions.pop(name).close()
+            return f"session {name} is closed"
+        pruned = self.backend.tree(self.image).prune(_named(self.checkpoints, name, "checkpoint or session"))
+        self.checkpoints = {label: snapshot for label, snapshot in self.checkpoints.items() if not snapshot.pruned}
+        return f"{pruned.snapshots} checkpoint{'s' * (pruned.snapshots > 1)} pruned, {pruned.bytes:,} bytes"
+
+    def do_diff(self, names: str) -> Answer:
+        first, _, second = names.partition(" ")
+        before, after = self._state(first or _FILE), self._state(second.strip()) if second.strip() else None
+        diffs = self.session.diff(before, after)
+        return diff_text(diffs, first or _FILE, second.strip() or "now"), {"tables": diff_data(diffs)}
 
     def do_sessions(self, _: str) -> str:
         mark = {True: "*", False: " "}
@@ -145,6 +185,15 @@ class Shell:
             except KeyboardInterrupt:
                 self.session.interrupt()
 
+    def _state(self, name: str) -> Snapshot:
+        """A state by its name: a checkpoint, what a session shows now, or the file."""
+        if name == _FILE:
+            return self.session.origin()
+        if name in self.sessions:
+            return self.sessions[name].freeze(name)
+        snapshot: Snapshot = _named(self.checkpoints, name, "checkpoint or session")
+        return snapshot
+
     def _column(self, sql: str) -> str:
         return "\n".join(_printable(row[0]) for row in self._execute(sql).rows)
 
@@ -170,10 +219,11 @@ class Shell:
         changed = f"{result.rowcount} rows changed, " if result.rowcount and not result.columns else ""
         print(f"({changed}{seconds * 1000:.2f} ms{', in a transaction' if result.in_transaction else ''})", file=self.out, flush=True)
 
-    def _say(self, text: str, started: float) -> None:
+    def _say(self, answer: Answer, started: float) -> None:
         milliseconds = (time.perf_counter() - started) * 1000
+        text, data = (answer, {}) if isinstance(answer, str) else answer
         if self.json_mode:
-            print(json.dumps({"text": text, "ms": round(milliseconds, 3)}), file=self.out, flush=True)
+            print(json.dumps({"text": text, **data, "ms": round(milliseconds, 3)}), file=self.out, flush=True)
         else:
             print(text if text == _HELP else f"{text}\n({milliseconds:.2f} ms)", file=self.out, flush=True)
 
@@ -228,7 +278,7 @@ def run_shell(database: str, *, store: str | Path | None = None, json_mode: bool
     with open_backend("sqlite", store=store) as backend, contextlib.ExitStack() as stack:
         started = time.perf_counter()
         image = backend.import_base(database, progress=_Importing(database).tell)
-        shell = Shell(backend, image, out, json_mode=json_mode)
+        shell = Shell(backend, image, out, json_mode=json_mode, title=Path(database).name)
         stack.callback(shell.close)
         if interactive:
             stack.callback(_history())

@@ -139,7 +139,12 @@ def _prepared(k: Tensor, v: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, int
     size = max(k.shape[-1], v.shape[-1]) if kernel.equal_head_sizes else 0
     dtype = statistics_dtype(k.dtype)
     k, v = (_padded(x.to(dtype), size) for x in (k, v))
-    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in (k, v)) + (size,)  # type: ignore[return-value]
+    return last_contiguous(k), last_contiguous(v), size
+
+
+def last_contiguous(x: Tensor) -> Tensor:
+    """What kernels ask of strides: the last one is 1."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -27,14 +27,17 @@ class TaskSettings(Settings):
 
     database: str = Field("shop", description="the embedded database shop or clinic, or any SQLite file: tasks are made from it")
     level: Literal["quick", "deep"] = Field(
-        "quick", description="quick: small queries in brief words, for tiny policies; deep: kinds of all four categories in full sentences"
+        "quick", description="quick: small queries; deep: kinds of all four categories, tried on several images, held out by the shape of the query"
+    )
+    wording: Literal["brief", "plain"] | None = Field(
+        None, description="brief: the question alone, for tiny policies and the small kinds of bug; plain: full sentences; none: brief for quick tasks"
     )
     max_tables: int = Field(5, ge=1, description="tables of a larger schema that tasks use")
     max_columns: int = Field(25, ge=2, description="columns, of all tables together, that tasks use")
     forms: tuple[str, ...] = Field(("list", "aggregate", "group", "top"), description='forms of query; ["all"] for all')
     bugs: tuple[str, ...] = Field(
         ("misspelled_column", "wrong_table", "wrong_aggregate", "missing_group_by", "wrong_comparison", "wrong_direction"),
-        description='kinds of bug; ["all"] for all that the level has',
+        description='kinds of bug, beside renamed columns; ["all"] for all that the level has, and if deep renamed tables',
     )
     renamed_share: float = Field(0.5, ge=0, le=1, description="share of tasks whose schema was migrated since the query was written")
     heldout: int = Field(200, ge=1, description="tasks kept out of training, for evaluation")
@@ -55,6 +58,8 @@ class TaskSettings(Settings):
             unknown = [item for item in chosen if item not in known]
             if unknown or not chosen:
                 raise ValueError(f"{name}: {f'unknown {unknown[0]!r}' if unknown else 'empty'} (known: {', '.join(known)})")
+        if self.level == "deep" and self.wording == "brief" and not {*self.bugs} <= {*BUGS}:
+            raise ValueError(f"wording: brief has words for these bugs alone: {', '.join(BUGS)}")
         if (self.file is None) != (self.heldout_file is None) or (self.file is not None and self.databases is None):
             raise ValueError("file, heldout_file and databases go together")
         return self

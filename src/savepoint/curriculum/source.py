@@ -41,10 +41,11 @@ class MadeTasks:
         path = Path(settings.database)
         if settings.database in databases.names():
             path = databases.place(settings.database, folder)
-        kinds = settings.known_bugs if settings.bugs == ("all",) else settings.bugs
+        every, deep = settings.bugs == ("all",), settings.level == "deep"
+        kinds = (*(settings.known_bugs if every else settings.bugs), *(RENAMES if every and deep else RENAMES[:1]))
         self.synthesizer = Synthesizer(
-            grader.backend, path, level=settings.level, wording="brief" if settings.level == "quick" else "plain", rename_share=settings.renamed_share,
-            forms=tuple(FORMS) if settings.forms == ("all",) else settings.forms, kinds=(*kinds, *RENAMES) if settings.level == "deep" else kinds,
+            grader.backend, path, level=settings.level, wording=settings.wording or ("plain" if deep else "brief"), rename_share=settings.renamed_share,
+            forms=tuple(FORMS) if settings.forms == ("all",) else settings.forms, kinds=kinds,
             max_tables=settings.max_tables, max_columns=settings.max_columns, grader=grader,
         )  # fmt: skip
         self.world = World(images={self.synthesizer.name: self.synthesizer.image}, backend=grader.backend)

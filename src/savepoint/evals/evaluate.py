@@ -31,16 +31,18 @@ def evaluate(
 
 
 def summarise(trajectories: Sequence[Scored]) -> dict[str, Any]:
-    """Success with a 95 % interval (samples of one task are not independent), turns, outcomes; the same for renamed schemas and plain bugs.
+    """Success with a 95 % interval (samples of one task are not independent), turns, outcomes; the same for renamed schemas and plain bugs, and by category
+    (by kind of bug, where there is one category alone).
 
     What our infrastructure failed at is in `outcomes` and in no rate.
     """
-    renamed = [t for t in trajectories if (t.category or "").startswith("renamed")]
-    other = [t for t in trajectories if not (t.category or "").startswith("renamed")]
+    renamed = [t for t in trajectories if (t.kind or "").startswith("renamed")]
+    other = [t for t in trajectories if not (t.kind or "").startswith("renamed")]
     valid = [t for t in trajectories if t.valid]
     by_category = defaultdict(list)
+    several = len({t.category for t in trajectories}) > 1
     for t in trajectories:
-        by_category[t.category or "none"].append(t)
+        by_category[t.category or "none" if several else t.kind or t.category or "none"].append(t)
     return {
         **_rate(trajectories), "turns": fmean(t.assistant_turns for t in valid) if valid else None,
         "by": {name: _rate(part) for name, part in (("renamed", renamed), ("bug", other)) if part},

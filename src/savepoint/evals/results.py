@@ -30,6 +30,8 @@ class Scored(Protocol):
     @property
     def category(self) -> str | None: ...
     @property
+    def kind(self) -> str | None: ...
+    @property
     def outcome(self) -> str | None: ...
     @property
     def reward(self) -> float | None: ...
@@ -52,6 +54,7 @@ class Sample:
     category: str | None = None
     assistant_turns: int = 0
     cost: dict[str, float] = field(default_factory=dict)
+    kind: str | None = None
 
     @property
     def valid(self) -> bool:
@@ -62,7 +65,7 @@ class Sample:
         """What is kept of a trajectory; `member` is its sample."""
         own = sum(t.mask)
         tokens = {"prompt_tokens": float(len(t.ids) - own), "completion_tokens": float(own)} if t.ids else {}
-        return cls(t.task, t.member, t.outcome or "none", t.status, t.reason, t.reward, t.category, t.assistant_turns, {**tokens, **t.cost})
+        return cls(t.task, t.member, t.outcome or "none", t.status, t.reason, t.reward, t.category, t.assistant_turns, {**tokens, **t.cost}, t.kind)
 
 
 class Results:

@@ -112,9 +112,14 @@ def _record(path: Path, offset: int, trajectory: dict[str, Any]) -> Record | Non
     unchanged = _plain(issue["sql"]) == _plain(submitted) if issue and submitted else None
     seen = "\n".join(turn["observation"] for turn in turns if turn["observation"])
     found = not _words(submitted) & _words(seen) <= _words(user)
-    sort: Sort = "renamed" if (trajectory["category"] or "").startswith("renamed") else "bug"
+    sort: Sort = "renamed" if _kind(trajectory).startswith("renamed") else "bug"
     looked = any(call["name"] == "execute_sql" for call in calls)
     return Record(path, offset, trajectory["task"], sort, trajectory["reward"] == 1.0, looked, found, unchanged)
+
+
+def _kind(trajectory: dict[str, Any]) -> str:
+    """The kind of bug of a made task, else the category."""
+    return trajectory.get("kind") or trajectory["category"] or ""
 
 
 def _words(text: str) -> set[str]:
@@ -221,7 +226,7 @@ def read(record: Record) -> Transcript:
             )  # fmt: skip
     system = "\n\n".join(turn["text"] for turn in turns if turn["role"] == "system")
     return Transcript(
-        trajectory["task"], (trajectory["category"] or "no category").replace("_", " "), cut(system),
+        trajectory["task"], (_kind(trajectory) or "no category").replace("_", " "), cut(system),
         cut(issue["question"] if issue else user), highlighted(issue["sql"]) if issue else None, cut(issue["result"]) if issue else None,
         tuple(shown), trajectory["outcome"] or "none", trajectory["reason"] or "", trajectory["reward"],
     )  # fmt: skip

@@ -25,7 +25,9 @@ class MessageEpisode:
 
     def __init__(self, env: SqlEnv, task: Task, *, seed: int, group: int, member: int, weight_version: int) -> None:
         self.env, self.over = env, False
-        self.trajectory = Trajectory(task.instance_id, seed, group, member, category=task.category, mode=env.mode, weight_version=weight_version)
+        self.trajectory = Trajectory(
+            task.instance_id, seed, group, member, category=task.category, kind=task.synth.get("kind"), mode=env.mode, weight_version=weight_version
+        )
         self.environment_s = 0.0
         started = time.perf_counter()
         try:

@@ -32,7 +32,7 @@ class Trajectory:
 
     status: "ok" the environment ended it; "truncated" a budget of turns, tokens or time ran out; "failed" our infrastructure failed
     (`reward` is None: masked, and out of its group's baseline); "invalid" its last message was no call that the environment knows.
-    `outcome` is the grader's code ("correct", "wrong_result", "sql_error", ...), `reason` says why the episode ended.
+    `outcome` is the grader's code ("correct", "wrong_result", "sql_error", ...), `reason` says why the episode ended. `kind`: the bug of a made task.
     """
 
     task: str
@@ -53,6 +53,7 @@ class Trajectory:
     learner_logprobs: list[float] | None = None
     advantage: float | None = None
     cost: dict[str, float] = field(default_factory=dict)
+    kind: str | None = None
 
     @property
     def valid(self) -> bool:

@@ -20,6 +20,7 @@ from savepoint.state.remote import RemoteSession
 from savepoint.state.session import ExecResult, Quota, ResetProof, SessionStats, Snapshot
 from savepoint.state.sqlite.diff import TableDiff
 from savepoint.state.steps import finish_async
+from savepoint.state.tree import AsyncTree
 
 
 class AsyncSession:
@@ -37,14 +38,14 @@ class AsyncSession:
         steps = self.session.execute_all_steps(scripts, deadline_s=deadline_s, max_rows=max_rows, max_bytes=max_bytes, readonly=readonly)
         return await finish_async(steps)
 
-    async def checkpoint(self, label: str = "") -> Snapshot:
-        return await finish_async(self.session.checkpoint_steps(label))
+    async def checkpoint(self, label: str = "", *, keep: bool = False, ttl_s: float | None = None) -> Snapshot:
+        return await finish_async(self.session.checkpoint_steps(label, keep=keep, ttl_s=ttl_s))
 
     async def restore(self, snapshot: Snapshot) -> None:
         await finish_async(self.session.restore_steps(snapshot))
 
-    async def fork(self, n: int = 1) -> list[AsyncSession]:
-        return [AsyncSession(fork) for fork in await finish_async(self.session.fork_steps(n))]
+    async def fork(self, n: int = 1, *, label: str = "") -> list[AsyncSession]:
+        return [AsyncSession(fork) for fork in await finish_async(self.session.fork_steps(n, label=label))]
 
     async def reset(self) -> ResetProof:
         return await finish_async(self.session.reset_steps())
@@ -90,8 +91,13 @@ class AsyncBackend:
     async def derive(self, base: BaseImage, setup: Sequence[str]) -> BaseImage:
         return await asyncio.to_thread(self.backend.derive, base, setup)
 
-    async def lease(self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, **options: Any) -> AsyncSession:
+    async def lease(
+        self, image: BaseImage | Snapshot, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, **options: Any
+    ) -> AsyncSession:
         return AsyncSession(await finish_async(self.backend.lease_steps(image, owner=owner, quota=quota, ttl_s=ttl_s, **options)))
+
+    def tree(self, root: BaseImage | Snapshot) -> AsyncTree:
+        return AsyncTree(self.backend.tree(root))
 
     def stats(self) -> BackendStats:
         return self.backend.stats()

@@ -14,7 +14,15 @@ class StaleLease(StateError):
 
 
 class NoRoom(StateError):
-    """A lease was refused: the memory budget has no room for it, and got none in the time it might wait."""
+    """A lease was refused: the memory budget has no room for it, and got none in the time it might wait. Or a limit of a subtree has none."""
+
+
+class InUse(StateError):
+    """A subtree was not pruned because sessions live in it."""
+
+
+class Lost(StateError):
+    """A state that only a worker process held, which has died: infrastructure's fault, never the agent's."""
 
 
 class SetupError(StateError, UserError):

@@ -25,12 +25,12 @@ PARKED_BYTES = 16 << 10
 class Lease:
     """One lease: who, until when, and which handle is the valid one."""
 
-    __slots__ = ("alarm", "charged", "ends_at", "ended", "expire", "id", "owner", "parked", "token", "ttl_s")
+    __slots__ = ("alarm", "charged", "ends_at", "ended", "expire", "how", "id", "owner", "parked", "token", "ttl_s")
 
     def __init__(self, owner: str, ttl_s: float | None, charged: int) -> None:
         self.id, self.owner, self.ttl_s = secrets.token_hex(8), owner, ttl_s
         self.token, self.charged = 0, charged
-        self.parked, self.ended = False, ""
+        self.parked, self.ended, self.how = False, "", ""  # how: it is to end, where not by its time
         self.ends_at: float | None = None
         self.alarm: Alarm | None = None
         self.expire: Callable[[], object] | None = None
@@ -126,6 +126,12 @@ class LeaseBook:
             if lease.id in self._leases:
                 self._charged += due - lease.charged
                 lease.charged, lease.parked = due, parked
+        self._admit_waiting()
+
+    def hold(self, step: int) -> None:
+        """So many bytes more, or fewer, are held by trees of states rather than by a lease."""
+        with self._lock:
+            self._charged += step
         self._admit_waiting()
 
     def end(self, lease: Lease, how: str, *, expired: bool = False) -> bool:

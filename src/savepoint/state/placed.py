@@ -9,33 +9,49 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from savepoint.state.client import WorkerDied
-from savepoint.state.errors import StateError
+from savepoint.state.errors import Lost, StateError
 from savepoint.state.history import History
 from savepoint.state.image import BaseImage
 from savepoint.state.leases import Lease
+from savepoint.state.records import Node
 from savepoint.state.session import SessionStats
 from savepoint.state.steps import Steps, Turnstile
 
 if TYPE_CHECKING:
-    from savepoint.state.pool import Slot, WorkerBackend
+    from savepoint.state.pool import WorkerBackend
+    from savepoint.state.slots import Slot
 
 # Calls that run no SQL of the agent, but may have gigabytes to go through.
 SERVICE_S = 600.0
 _PLACE_TRIES = 3  # workers that may die while a session opens, before it is given up
 
 
-@dataclass(frozen=True, slots=True)
 class Shipped:
-    """A session's contents as the trainer holds them: parts to apply in order; none of them: the image as it is."""
+    """A session's contents as the trainer holds them: parts to apply in order; none of them: the image as it is.
 
-    parts: tuple[bytes, ...] = ()
+    A list through its ends, so that the states along a deep branch share what came before.
+    """
+
+    __slots__ = ("_before", "_part")
+
+    def __init__(self, before: Shipped | None = None, part: bytes | None = None) -> None:
+        self._before, self._part = before, part
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        found: list[bytes] = []
+        here: Shipped | None = self
+        while here is not None:
+            if here._part is not None:
+                found.append(here._part)
+            here = here._before
+        return tuple(reversed(found))
 
     def plus(self, whole: bool, part: bytes) -> Shipped:
-        return Shipped((part,) if whole else (*self.parts, part))
+        return Shipped(None if whole else self, part)
 
 
 class RemoteSnapshot:
@@ -43,17 +59,39 @@ class RemoteSnapshot:
 
     def __init__(self, slot: Slot, epoch: int, number: int, shipped: Shipped | None) -> None:
         self.slot, self.epoch, self.number, self.shipped = slot, epoch, number, shipped
-        weakref.finalize(self, slot.discard, epoch, "drop_snapshot", number).atexit = False
+        self._dropped = weakref.finalize(self, slot.discard, epoch, "drop_snapshot", number)
+        self._dropped.atexit = False
+
+    @property
+    def there(self) -> bool:
+        """Whether the process that was given it lives."""
+        return self.epoch == self.slot.epoch and self.slot.alive
+
+    @property
+    def lost(self) -> str | None:
+        return None if self.there or self.shipped is not None else f"its worker held it alone, and died: {self.slot.last_death}"
+
+    def release(self) -> None:
+        """Have the worker drop it now, rather than with the next call."""
+        if self._dropped.detach() is not None:
+            self.slot.tell(self.epoch, "drop_snapshot", self.number)
 
 
 class Placed:
     """A session's place: opened by its first call, found again by the next ones, moved to another worker when its own has died."""
 
-    def __init__(self, backend: WorkerBackend, slot: Slot, lease: Lease, image: BaseImage, options: dict[str, Any], turn: Turnstile | None = None) -> None:
+    def __init__(
+        self, backend: WorkerBackend, slot: Slot, lease: Lease, image: BaseImage, options: dict[str, Any], *, parent: Node | None = None, label: str = "",
+        origin_owner: str | None = None, heir_of: Placed | None = None,
+    ) -> None:  # fmt: skip
+        """parent: where it begins in the tree (None: at the image). heir_of: the handle that this one takes the place of."""
         self.image, self.options = image, options
         self.generation = 0
+        self.origin_owner = origin_owner or lease.owner
+        self._node: Node = heir_of._node if heir_of is not None else backend.forest.enter(parent or backend.forest.root(image), self, lease.owner, label)
+        self._stands = 0  # `SessionStats.changes` when it was the state that its node is under; -1: not known
         self._backend, self._slot, self._lease, self._token = backend, slot, lease, lease.token
-        self._turn = turn or Turnstile()
+        self._turn: Turnstile = heir_of._turn if heir_of is not None else Turnstile()
         self._epoch = -1  # of the worker that holds it; -1: none does
         # The worker that was last asked to hold it, and the number it was given there: shared with the finalizer.
         self._asked = [-1, backend.number()]
@@ -114,7 +152,7 @@ class Placed:
         if self._epoch >= 0 and not self._lost:
             self._moved(self._slot.last_death)
         if self._lost:
-            raise StateError(f"the session of {self.owner!r} cannot go on: {self._lost}")
+            raise Lost(f"the session of {self.owner!r} cannot go on: {self._lost}")
         for _ in range(_PLACE_TRIES):
             try:
                 epoch = yield from self._slot.ready()
@@ -175,7 +213,7 @@ class Placed:
                 self._moved(reason)
             if self._lost:
                 break
-        raise StateError(f"{name}: {self._lost or reason}")
+        raise Lost(f"{name}: {self._lost or reason}")
 
     def _absorb(self, trail: tuple[SessionStats, bool, str | None, bool, bool, bytes | None]) -> None:
         """What each answer says of the session: its figures, whether a transaction is open, what a death would lose, and its delta if that changed."""
@@ -188,9 +226,9 @@ class Placed:
         """The worker is gone. What was shipped opens in the next one; if something was not, the session is lost."""
         if self._epoch >= 0 and self._fragile is not None:
             self._lost = f"{reason}, and with it {self._fragile}"
-        self._epoch, self._fragile, self._in_transaction = -1, None, False
+        self._epoch, self._fragile, self._in_transaction, self._stands = -1, None, False, -1
 
     def _abandoned_when_dropped(self) -> Any:
-        finalizer = weakref.finalize(self, self._backend.abandon, self._lease, self._slot, self._asked)
+        finalizer = weakref.finalize(self, self._backend.abandon, self._lease, self._slot, self._asked, self._node)
         finalizer.atexit = False
         return finalizer

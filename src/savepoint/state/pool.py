@@ -6,13 +6,10 @@ A session stays with the worker that it was leased on. A worker that dies is rep
 from __future__ import annotations
 
 import itertools
-import os
 import tempfile
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -20,158 +17,24 @@ from typing import Any, Literal
 import psutil
 
 from savepoint.errors import UserError
-from savepoint.state import wire
 from savepoint.state.client import WorkerDied, WorkerProcess
-from savepoint.state.errors import StateError
+from savepoint.state.errors import Lost, StateError
+from savepoint.state.forest import Forest
 from savepoint.state.image import BaseImage, ImageCache, file_identity
 from savepoint.state.leases import RESERVE_BYTES, BackendStats, Lease, LeaseBook, WorkerStats
-from savepoint.state.placed import SERVICE_S
+from savepoint.state.placed import RemoteSnapshot
+from savepoint.state.records import Node
 from savepoint.state.remote import RemoteSession
 from savepoint.state.sandbox import LEVELS, SandboxReport, reaches
-from savepoint.state.session import Quota
+from savepoint.state.session import Quota, Snapshot
+from savepoint.state.slots import ImageParts, Slot
 from savepoint.state.sqlite.clock import DEFAULT_CLOCK, clock_ms
 from savepoint.state.sqlite.store import Progress, Store, default_store
 from savepoint.state.steps import Steps, finish
+from savepoint.state.tree import StateTree
 
 # What a worker needs to run at all: an interpreter, apsw, the page store.
 WORKER_BYTES = 48 << 20
-_FAILED_STARTS = 3  # in a row, after which a place gives up
-
-
-class ImageParts:
-    """What the trainer keeps of an image so that any worker can have it: for a base its file, for a derived one its delta."""
-
-    def __init__(self, number: int, base: BaseImage | None, delta: bytes) -> None:
-        self.number, self.base, self.delta = number, base, delta
-
-
-class Slot:
-    """A place for a worker process: the one that lives, and the count of those that did (`epoch`)."""
-
-    def __init__(self, backend: WorkerBackend) -> None:
-        self._backend = backend
-        self._lock = threading.Lock()
-        self._process: WorkerProcess | None = None
-        self._images: dict[int, Future[Any]] = {}
-        self._garbage: deque[tuple[int, bytes]] = deque()
-        self._failures = self.calls = 0
-        self.epoch, self.sessions = 0, 0
-        self._last_death = ""
-        self.report = SandboxReport("none", {}, {})
-
-    @property
-    def alive(self) -> bool:
-        process = self._process
-        return process is not None and not process.dead
-
-    @property
-    def last_death(self) -> str:
-        process = self._process
-        return (process.dead if process is not None else "") or self._last_death
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self.alive else None
-
-    def ready(self) -> Steps[int]:
-        """Have a living worker here; its epoch. StateError when none can be started, or none with the sandbox that is required."""
-        while True:
-            process, epoch = self._started()
-            try:
-                (pid, kind, level, measures, missing), _ = yield process.hello
-            except WorkerDied as death:
-                self._failures += 1
-                if self._failures >= _FAILED_STARTS:
-                    raise StateError(f"worker processes cannot be started: {death.reason}") from None
-                continue
-            self._failures = 0
-            self.report = SandboxReport(level, measures, missing)
-            if not reaches(level, self._backend.require_sandbox):
-                raise UserError(f"require_sandbox={self._backend.require_sandbox}: here a worker's sandbox reaches {self.report}")
-            return epoch
-
-    def have(self, image: BaseImage) -> Steps[int]:
-        """Have an image in the worker; its number there."""
-        parts: ImageParts = image.pages()
-        epoch = self.epoch
-        with self._lock:
-            sent = self._images.get(parts.number)
-        if sent is None or (sent.done() and sent.exception() is not None):
-            if parts.base is None:
-                descriptor = os.open(image.path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    sent = self.call(epoch, "base", parts.number, image.digest, str(image.path), descriptor=descriptor, kill_after_s=SERVICE_S)
-                except BaseException:
-                    os.close(descriptor)
-                    raise
-                sent.add_done_callback(lambda _: os.close(descriptor))
-            else:
-                base = yield from self.have(parts.base)
-                meta = (tuple(image.setup), image.digest, image.columns, parts.delta)
-                sent = self.call(epoch, "image", parts.number, base, *meta, kill_after_s=SERVICE_S)
-            with self._lock:
-                if epoch == self.epoch:
-                    self._images[parts.number] = sent
-        yield sent
-        return parts.number
-
-    def call(self, epoch: int, name: str, *arguments: Any, kill_after_s: float, alone: bool = False, descriptor: int | None = None) -> Future[Any]:
-        process = self._process
-        if process is None or epoch != self.epoch:
-            gone: Future[Any] = Future()
-            gone.set_exception(WorkerDied(self.last_death, sent=False))
-            return gone
-        while self._garbage:
-            of, body = self._garbage.popleft()
-            if of == epoch:
-                process.tell(body)
-        self.calls += 1
-        return process.call(wire.encode((name, *arguments)), kill_after_s=kill_after_s, alone=alone, descriptor=descriptor)
-
-    def ask(self, name: str, *arguments: Any) -> Steps[Any]:
-        """A call on the worker itself; StateError when it dies of it."""
-        try:
-            answer, _ = yield self.call(self.epoch, name, *arguments, kill_after_s=SERVICE_S)
-        except WorkerDied as death:
-            raise StateError(f"{name}: {death.reason}") from None
-        return answer
-
-    def tell(self, epoch: int, name: str, *arguments: Any) -> None:
-        process = self._process
-        if process is not None and epoch == self.epoch:
-            process.tell(wire.encode((name, *arguments)))
-
-    def discard(self, epoch: int, name: str, *arguments: Any) -> None:
-        """`tell`, later: callable from a finalizer, which may run in the middle of a send."""
-        self._garbage.append((epoch, wire.encode((name, *arguments))))
-
-    def count(self, step: int) -> None:
-        """A session more, or fewer, lives here."""
-        with self._lock:
-            self.sessions += step
-
-    def load(self) -> tuple[int, int]:
-        process = self._process
-        return self.sessions, process.load() if process is not None else 0
-
-    def close(self) -> None:
-        with self._lock:
-            process, self._process = self._process, None
-        if process is not None:
-            process.close()
-
-    def _started(self) -> tuple[WorkerProcess, int]:
-        with self._lock:
-            if self._backend.closed:
-                raise StateError("the backend is closed")
-            if self._process is None or self._process.dead:
-                self.epoch += 1
-                self._images = {}
-                self._process = self._backend.start_worker(self._on_death)
-            return self._process, self.epoch
-
-    def _on_death(self, process: WorkerProcess) -> None:
-        self._last_death = process.dead
 
 
 class WorkerBackend:
@@ -201,6 +64,7 @@ class WorkerBackend:
         self.worker_bytes = self.budget_bytes // workers + (1 << 30)
         self.spill_bytes = spill_bytes
         self.book = LeaseBook(self.budget_bytes)
+        self.forest = Forest(hold=self.book.hold)
         self.closed = False
         self._slots = [Slot(self) for _ in range(workers)]
         self._images = ImageCache()
@@ -255,25 +119,50 @@ class WorkerBackend:
     # ------------------------------------------------------------------ leases
 
     def lease(
-        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0, clock: str = DEFAULT_CLOCK,
-        wait_s: float | None = None,
+        self, image: BaseImage | Snapshot, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0,
+        clock: str = DEFAULT_CLOCK, wait_s: float | None = None,
     ) -> RemoteSession:  # fmt: skip
-        """As `SqliteBackend.lease`. The first call on the session opens it in its worker."""
+        """As `SqliteBackend.lease`. On an image, the first call on the session opens it in its worker; on a snapshot it is opened now, where that is."""
         return finish(self.lease_steps(image, owner=owner, quota=quota, ttl_s=ttl_s, seed=seed, clock=clock, wait_s=wait_s))
 
     def lease_steps(
-        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0, clock: str = DEFAULT_CLOCK,
-        wait_s: float | None = None,
+        self, image: BaseImage | Snapshot, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0,
+        clock: str = DEFAULT_CLOCK, wait_s: float | None = None,
     ) -> Steps[RemoteSession]:  # fmt: skip
         if ttl_s is not None and not ttl_s > 0:
             raise ValueError(f"ttl_s={ttl_s}: must be positive, or None")
         clock_ms(clock)
         self._live()
-        image.pages()
+        snapshot = image if isinstance(image, Snapshot) else None
+        start = image.image if isinstance(image, Snapshot) else image
+        start.pages()
+        slot = self._least_loaded() if snapshot is None else self._slot_of(snapshot)
         lease = yield from self.admit_steps(owner, ttl_s, wait_s)
-        session = RemoteSession(self, self._least_loaded(), lease, image, {"quota": quota or Quota(), "seed": seed, "clock": clock})
+        options = {"quota": quota or Quota(), "seed": seed, "clock": clock}
+        session = self.new_session(slot, lease, start, options, self.forest.place(snapshot, start) if snapshot is not None else None)
         self.arm(session)
+        if snapshot is not None:
+            try:
+                yield from session.restore_steps(snapshot)
+            except BaseException:
+                session.close()
+                raise
         return session
+
+    def new_session(
+        self, slot: Slot, lease: Lease, image: BaseImage, options: dict[str, Any], parent: Node | None, label: str = "", origin_owner: str | None = None
+    ) -> RemoteSession:
+        """The handle of a session that its first call will open. NoRoom, and the lease is over, where the tree has no place for it under `parent`."""
+        try:
+            return RemoteSession(self, slot, lease, image, options, parent=parent, label=label, origin_owner=origin_owner)
+        except BaseException:
+            self.book.end(lease, "could not be opened")
+            raise
+
+    def tree(self, root: BaseImage | Snapshot) -> StateTree:
+        """As `SqliteBackend.tree`."""
+        self._live()
+        return StateTree(self.forest, root, self._digests_steps)
 
     def admit_steps(self, owner: str, ttl_s: float | None, wait_s: float | None = None) -> Steps[Lease]:
         future = self.book.admit(owner, ttl_s, RESERVE_BYTES, self.lease_wait_s if wait_s is None else wait_s)
@@ -291,8 +180,9 @@ class WorkerBackend:
         expire = weakref.WeakMethod(session._expire)
         self.book.arm(session._lease, lambda: (method := expire()) and method())
 
-    def abandon(self, lease: Lease, slot: Slot, asked: list[int]) -> None:
+    def abandon(self, lease: Lease, slot: Slot, asked: list[int], node: Node) -> None:
         """A session that nobody holds any more: called by its finalizer."""
+        self.forest.discard(node)
         if self.book.end(lease, "was abandoned", expired=True):
             slot.count(-1)
             slot.discard(asked[0], "close", asked[1])
@@ -317,6 +207,7 @@ class WorkerBackend:
         self.book.close()
         for session in list(self._sessions):
             session.close()
+        self.forest.close()
         for slot in self._slots:
             slot.close()
 
@@ -335,6 +226,31 @@ class WorkerBackend:
         except OSError as error:
             raise UserError(f"{self.store.folder}: cannot be written: {error.strerror}") from None
         return WorkerProcess(self.threads, self.worker_bytes, str(self.store.folder), self.spill_bytes, self.sandboxed, on_death)
+
+    def _slot_of(self, snapshot: Snapshot) -> Slot:
+        """Where a snapshot's bytes are, or, if they are only in the trainer, where there is room."""
+        kept: RemoteSnapshot = snapshot.held()
+        if snapshot.lost is not None:
+            raise Lost(snapshot.lost)
+        return kept.slot if kept.there else self._least_loaded()
+
+    def _digests_steps(self, snapshots: list[Snapshot]) -> Steps[list[str | None]]:
+        """The page digests of snapshots: one call for each worker that holds some; those of dead workers from what was shipped. None where there are none."""
+        found: dict[int, str | None] = {}
+        here: dict[Slot, list[tuple[int, int]]] = {}
+        for place, snapshot in enumerate(snapshots):
+            kept: RemoteSnapshot | None = snapshot.contents
+            if kept is not None and kept.there:
+                here.setdefault(kept.slot, []).append((place, kept.number))
+        for slot, asked in here.items():
+            digests = yield from slot.ask("digests", tuple(number for _, number in asked))
+            found.update(zip((place for place, _ in asked), digests, strict=True))
+        for place, snapshot in enumerate(snapshots):
+            if found.get(place) is None and not snapshot.pruned and snapshot.lost is None:
+                session = yield from self.lease_steps(snapshot, owner="digest of a snapshot")
+                with session:
+                    found[place] = yield from session.service_steps("digest", "page")
+        return [found.get(place) for place in range(len(snapshots))]
 
     def _live(self) -> None:
         if self.closed:

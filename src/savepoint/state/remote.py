@@ -15,9 +15,10 @@ from types import TracebackType
 from typing import Any, Literal
 
 from savepoint.state.client import WorkerDied
-from savepoint.state.errors import StaleLease, StateError
+from savepoint.state.errors import Lost, StaleLease, StateError
 from savepoint.state.history import Call
 from savepoint.state.placed import Placed, RemoteSnapshot, Shipped
+from savepoint.state.records import Node
 from savepoint.state.session import ExecResult, ExecStatus, Quota, ResetProof, SessionStats, Snapshot
 from savepoint.state.sqlite.diff import TableDiff
 from savepoint.state.sqlite.execute import Limits
@@ -138,15 +139,27 @@ class RemoteSession(Placed):
 
     # ------------------------------------------------------------------ state
 
-    def checkpoint(self, label: str = "") -> Snapshot:
-        return finish(self.checkpoint_steps(label))
+    def checkpoint(self, label: str = "", *, keep: bool = False, ttl_s: float | None = None) -> Snapshot:
+        return finish(self.checkpoint_steps(label, keep=keep, ttl_s=ttl_s))
 
-    def checkpoint_steps(self, label: str = "") -> Steps[Snapshot]:
+    def checkpoint_steps(self, label: str = "", *, keep: bool = False, ttl_s: float | None = None) -> Steps[Snapshot]:
         with (yield from self._my_turn()):
-            number = self._backend.number()
-            base_digest, size, pages, settings = yield from self._service("checkpoint", number, label)
+            number, forest = self._backend.number(), self._backend.forest
+            above = forest.above(self._node)
+            taken = yield from self._repeated("checkpoint", lambda: self._checkpoint(number, label, above))
+            base_digest, size, pages, settings, changed = taken
             shipped = self._shipped if self._fragile is None else None
-            return Snapshot(label, base_digest, size, pages, settings, RemoteSnapshot(self._slot, self._epoch, number, shipped))
+            node = Node("snapshot", label, self.owner, pages, changed * self.image.page_size)
+            kept = RemoteSnapshot(self._slot, self._epoch, number, shipped)
+            snapshot = Snapshot(label, base_digest, size, pages, settings, kept, self.image, node)
+            forest.add(self._node, snapshot, keep=keep, ttl_s=ttl_s)
+            self._stands = self._changes
+            return snapshot
+
+    def _checkpoint(self, number: int, label: str, above: Snapshot | None) -> Steps[Any]:
+        kept: RemoteSnapshot | None = above.contents if above is not None else None
+        since = kept.number if kept is not None and kept.there and (kept.slot, kept.epoch) == (self._slot, self._epoch) else None
+        return (yield from self._once("checkpoint", number, label, since))
 
     def restore(self, snapshot: Snapshot) -> None:
         finish(self.restore_steps(snapshot))
@@ -154,13 +167,21 @@ class RemoteSession(Placed):
     def restore_steps(self, snapshot: Snapshot) -> Steps[None]:
         if snapshot.base_digest != self.image.base_digest:
             raise StateError(f"snapshot {snapshot.label!r} is of base {snapshot.base_digest}, this session of base {self.image.base_digest}")
+        kept: RemoteSnapshot = snapshot.held()
         with (yield from self._my_turn()):
-            self._lost = ""
-            kept: RemoteSnapshot = snapshot.contents
-            yield from self._repeated("restore", lambda: self._restore(snapshot.label, kept))
+            target = self._backend.forest.place(snapshot, self.image)
+            self._backend.forest.admits(self._node, target)
+            lost, self._lost = self._lost, ""
+            try:
+                yield from self._repeated("restore", lambda: self._restore(snapshot.label, kept))
+            except BaseException:
+                if lost:  # else it would go on as its image, without a word
+                    self._lost, self._epoch = lost, -1
+                raise
             if kept.shipped is not None:
                 self._shipped, self._fragile = kept.shipped, None
             self.generation += 1
+            self._stand(target)
 
     def _restore(self, label: str, kept: RemoteSnapshot) -> Steps[None]:
         yield from self._opened()
@@ -170,21 +191,26 @@ class RemoteSession(Placed):
         shipped = yield from self._shipped_of(label, kept)
         yield from self._once("adopt", shipped.parts)
 
-    def fork(self, n: int = 1) -> list[RemoteSession]:
-        return finish(self.fork_steps(n))
+    def fork(self, n: int = 1, *, label: str = "") -> list[RemoteSession]:
+        return finish(self.fork_steps(n, label=label))
 
-    def fork_steps(self, n: int = 1) -> Steps[list[RemoteSession]]:
+    def fork_steps(self, n: int = 1, *, label: str = "") -> Steps[list[RemoteSession]]:
         with (yield from self._my_turn()):
-            forks: list[RemoteSession] = []
+            backend, forks, changes = self._backend, list[RemoteSession](), self._changes
+            point = backend.forest.fork_point(self._node, changed=self.changed)
+            self._stands = changes
             try:
                 for i in range(n):
-                    lease = yield from self._backend.admit_steps(f"{self.owner}/fork-{i}", self.ttl_s)
-                    forks.append(RemoteSession(self._backend, self._slot, lease, self.image, self.options))
+                    name = f"{label}-{i}" if label and n > 1 else label
+                    lease = yield from backend.admit_steps(f"{self.origin_owner}/{name or f'fork-{i}'}", self.ttl_s)
+                    forks.append(backend.new_session(self._slot, lease, self.image, self.options, point, name, self.origin_owner))
                 yield from self._repeated("fork", lambda: self._fork(forks))
             except BaseException:
                 for fork in forks:
                     fork.close()
                 raise
+            finally:
+                backend.forest.unpin(point)
             for fork in forks:
                 fork._epoch = fork._asked[0] = self._epoch
                 fork._shipped, fork._fragile = self._shipped, self._fragile
@@ -202,7 +228,7 @@ class RemoteSession(Placed):
     def _local(self, snapshot: Snapshot) -> Steps[int]:
         if snapshot.base_digest != self.image.base_digest:
             raise StateError(f"snapshot {snapshot.label!r} is of base {snapshot.base_digest}, this session of base {self.image.base_digest}")
-        kept: RemoteSnapshot = snapshot.contents
+        kept: RemoteSnapshot = snapshot.held()
         if (kept.slot, kept.epoch) == (self._slot, self._epoch):
             return kept.number
         number = self._backend.number()
@@ -213,9 +239,9 @@ class RemoteSession(Placed):
     def _shipped_of(self, label: str, kept: RemoteSnapshot) -> Steps[Shipped]:
         """A snapshot's contents as the trainer holds them, or gets them from the worker that does."""
         if kept.shipped is None:
-            if kept.epoch != kept.slot.epoch:
-                raise StateError(f"snapshot {label!r} was lost with the worker process that held it")
-            kept.shipped = Shipped(((yield from kept.slot.ask("pack", kept.number)),))
+            if kept.lost is not None:
+                raise Lost(f"snapshot {label!r} was lost with the worker process that held it: {kept.slot.last_death}")
+            kept.shipped = Shipped(part=(yield from kept.slot.ask("pack", kept.number)))
         return kept.shipped
 
     def _opened(self) -> Steps[None]:
@@ -239,6 +265,7 @@ class RemoteSession(Placed):
             proof: ResetProof = yield from self._service("reset")
             self._shipped, self._fragile = Shipped(), None
             self.generation += 1
+            self._stand(self._backend.forest.root(self.image))
             return replace(proof, digest_ok=proof.digest_ok and self.image.unchanged(), generation=self.generation)
 
     def digest(self, level: Literal["page", "logical"] = "page") -> str:
@@ -299,6 +326,7 @@ class RemoteSession(Placed):
         with (yield from self._my_turn()):
             yield from self._service("apply", deltas)
             self.generation += 1
+            self._backend.forest.move(self._node, self._backend.forest.root(self.image))
 
     def export(self, path: str | Path) -> None:
         whole = unpack(self.delta())
@@ -318,15 +346,36 @@ class RemoteSession(Placed):
             self._lease.token += 1
             self._lease.owner = owner
             self._give_back.detach()
-            heir = RemoteSession(self._backend, self._slot, self._lease, self.image, self.options, self._turn)
+            heir = RemoteSession(self._backend, self._slot, self._lease, self.image, self.options, origin_owner=self.origin_owner, heir_of=self)
             heir._give_back.detach()
             self._slot.count(-1)
+            self._backend.forest.hand_over(self._node, heir, owner)
+            heir._stands = self._stands
             heir._history, heir._stats = self._history, self._stats
             heir._epoch, heir._asked, heir._shipped = self._epoch, self._asked, self._shipped
             heir._fragile, heir._in_transaction, heir._lost, heir.generation = self._fragile, self._in_transaction, self._lost, self.generation
             heir._give_back = heir._abandoned_when_dropped()
             self._backend.arm(heir)
             return heir
+
+    @property
+    def changed(self) -> bool:
+        """As of the last call."""
+        return self._changes != self._stands
+
+    @property
+    def pages_now(self) -> int | None:
+        """As of the last call."""
+        return self._stats.delta_pages if self._stats is not None else 0
+
+    @property
+    def lost(self) -> str | None:
+        """Why it cannot go on: what its dead worker alone held. None: it can."""
+        return self._lost or None
+
+    def expire(self, how: str) -> None:
+        """End the lease now. how: completes "the session of 'x' ..."."""
+        self._end(how, expired=True)
 
     def close(self) -> None:
         """Give the session back. Its snapshots and forks live on. Closing twice is nothing; closing a handle that was taken over is nothing too."""
@@ -348,12 +397,22 @@ class RemoteSession(Placed):
 
     def _end(self, how: str, *, expired: bool = False) -> None:
         self._give_back.detach()
+        self._backend.forest.discard(self._node)
         if self._backend.book.end(self._lease, how, expired=expired):
             self._slot.count(-1)
             self._slot.tell(self._asked[0], "close", self._number)
 
     def _expire(self) -> None:
         self._end(f"ended: its lease of {self.ttl_s:g} s is over", expired=True)
+
+    @property
+    def _changes(self) -> int:
+        return self._stats.changes if self._stats is not None else 0
+
+    def _stand(self, node: Node) -> None:
+        """It is the state of `node` from now on."""
+        self._backend.forest.move(self._node, node)
+        self._stands = self._changes
 
     def _executed(self, answer: Any, rows: list[Any]) -> ExecResult:
         result, trail = answer

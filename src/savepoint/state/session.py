@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from savepoint.state.errors import StateError
+
 SqlValue = int | float | str | bytes | None
 ExecStatus = Literal["ok", "sql_error", "denied", "timeout", "too_big", "full", "infra"]
 
@@ -77,7 +79,8 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Snapshot:
-    """An exact state of a session's database, kept without a copy. Any session on the same base can go back to it.
+    """An exact state of a session's database, frozen, without a connection and without a copy. Any session on the same base can go back to it, and
+    `backend.lease(snapshot, ...)` opens a new one there. It lives while somebody holds it, or, kept by the tree, until it is pruned.
 
     base_digest: the imported file under it. pages: pages in which it differs from the session's image. size: bytes of the database.
     settings: the connection's settings then, which a restore sets again. TEMP objects are not part of it: they belong to a connection.
@@ -89,6 +92,30 @@ class Snapshot:
     pages: int
     settings: dict[str, str] = field(repr=False)
     contents: Any = field(repr=False)
+    image: Any = field(default=None, repr=False)  # a session that begins here is a session of this image
+    node: Any = field(default=None, repr=False)  # its place in the tree; None: in none
+
+    @property
+    def pruned(self) -> bool:
+        return self.contents is None
+
+    @property
+    def lost(self) -> str | None:
+        """Why its contents are gone, by no doing of the caller: the worker process that alone held them has died. None: they are there."""
+        return getattr(self.contents, "lost", None)
+
+    def held(self) -> Any:
+        """The backend's handle of the contents. StateError when they were pruned."""
+        if self.contents is None:
+            raise StateError(f"snapshot {self.label!r} was pruned")
+        return self.contents
+
+    def release(self) -> None:
+        """Give the contents up now, whoever still holds the snapshot."""
+        at_once = getattr(self.contents, "release", None)  # where they are elsewhere, they are to go now rather than some time
+        object.__setattr__(self, "contents", None)
+        if at_once is not None:
+            at_once()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +145,8 @@ class ResetProof:
 @dataclass(frozen=True, slots=True)
 class SessionStats:
     """delta_pages/delta_bytes: what differs from the image now. held_bytes: what counts against `Quota.delta_bytes`, snapshots included.
-    temp_bytes: journals, TEMP tables and sorters now. size: bytes of the database. executions: calls of `execute` so far."""
+    temp_bytes: journals, TEMP tables and sorters now. size: bytes of the database. executions: calls of `execute` so far. changes: of the contents so
+    far; equal numbers mean equal contents."""
 
     delta_pages: int
     delta_bytes: int
@@ -126,3 +154,4 @@ class SessionStats:
     temp_bytes: int
     size: int
     executions: int
+    changes: int = 0

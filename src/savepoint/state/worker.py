@@ -24,7 +24,7 @@ from savepoint.state import sandbox, wire
 from savepoint.state.errors import StaleLease, StateError
 from savepoint.state.image import BaseImage
 from savepoint.state.session import ExecResult, SessionStats, Snapshot
-from savepoint.state.sqlite.backend import SqliteBackend
+from savepoint.state.sqlite.backend import SqliteBackend, snapshot_digest
 from savepoint.state.sqlite.diff import TableDiff
 from savepoint.state.sqlite.pack import pack
 from savepoint.state.sqlite.session import Session
@@ -53,7 +53,7 @@ class Kept:
         """The trainer knows the contents as they are: the image, and the parts that it sent or has."""
         self.session, self.ship = session, ship
         self._image = session.origin()
-        self._last = session.checkpoint()
+        self._last = session.freeze()
         self._shipped = session.version
         self._sent = 0  # bytes of increments since the last whole
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class Kept:
         session, part, whole = self.session, None, False
         stats = session.stats()
         if self.ship and not session.in_transaction and session.version != self._shipped:
-            now = session.checkpoint()
+            now = session.freeze()
             whole = self._sent > 2 * stats.delta_bytes + _ALWAYS_KEPT
             part = session.delta(self._image if whole else self._last)
             self._sent = 0 if whole else self._sent + len(part)
@@ -180,17 +180,20 @@ class Worker:
             held.current(running.origin())
             return proof, held.trail()
 
-    def do_checkpoint(self, call: int, session: int, snapshot: int, label: str) -> tuple[tuple[Any, ...], Trail]:
+    def do_checkpoint(self, call: int, session: int, snapshot: int, label: str, since: int | None) -> tuple[tuple[Any, ...], Trail]:
+        """The snapshot's figures, the last one: pages in which it differs from the snapshot `since`, or from the image."""
         held = self._held(session)
         with held.used() as running:
-            taken = running.checkpoint(label)
+            taken = running.freeze(label)
+            earlier = self.snapshots.get(since) if since is not None else None
+            changed = taken.pages if earlier is None else taken.contents.differs(earlier[0].contents)
             self.snapshots[snapshot] = taken, running.image.page_size
-            return (taken.base_digest, taken.size, taken.pages, taken.settings), held.trail()
+            return (taken.base_digest, taken.size, taken.pages, taken.settings, changed), held.trail()
 
     def do_restore(self, call: int, session: int, snapshot: int, known: bool) -> tuple[None, Trail]:
         held = self._held(session)
         with held.used() as running:
-            kept = self.snapshots[snapshot][0]
+            kept = self._kept(snapshot)[0]
             running.restore(kept)
             if known:
                 held.current(kept)
@@ -201,7 +204,7 @@ class Worker:
         with held.used() as running:
             running.reset()
             running.apply(*parts)
-            held.current(running.checkpoint())
+            held.current(running.freeze())
             return None, held.trail()
 
     def do_fork(self, call: int, session: int, numbers: tuple[int, ...]) -> tuple[None, Trail]:
@@ -218,7 +221,7 @@ class Worker:
             scratch = self.backend.lease(running.image, owner="snapshot", quota=running.quota, ttl_s=None)
             with scratch:
                 scratch.apply(*parts)
-                self.snapshots[snapshot] = replace(scratch.checkpoint(), settings=settings), running.image.page_size
+                self.snapshots[snapshot] = replace(scratch.freeze(), settings=settings), running.image.page_size
             return None, held.trail()
 
     def do_apply(self, call: int, session: int, deltas: tuple[bytes, ...]) -> tuple[None, Trail]:
@@ -238,8 +241,12 @@ class Worker:
             return running.diff(self._snapshot(before), self._snapshot(after), samples=samples), held.trail()
 
     def do_pack(self, call: int, snapshot: int) -> bytes:
-        taken, page_size = self.snapshots[snapshot]
+        taken, page_size = self._kept(snapshot)
         return pack(taken.contents, page_size, taken.base_digest, taken.settings)
+
+    def do_digests(self, call: int, snapshots: tuple[int, ...]) -> tuple[str | None, ...]:
+        found = [self.snapshots.get(number) for number in snapshots]
+        return tuple(None if kept is None else snapshot_digest(kept[0]) for kept in found)
 
     def do_drop_snapshot(self, call: int, snapshot: int) -> None:
         self.snapshots.pop(snapshot, None)
@@ -273,7 +280,13 @@ class Worker:
         return held
 
     def _snapshot(self, number: int | None) -> Snapshot | None:
-        return None if number is None else self.snapshots[number][0]
+        return None if number is None else self._kept(number)[0]
+
+    def _kept(self, snapshot: int) -> tuple[Snapshot, int]:
+        kept = self.snapshots.get(snapshot)
+        if kept is None:
+            raise StateError("the snapshot was pruned")
+        return kept
 
     def _held(self, session: int) -> Kept:
         held = self.sessions.get(session)

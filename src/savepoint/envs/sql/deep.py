@@ -22,7 +22,7 @@ from savepoint.envs.sql.shapes import normal_form, shape_of
 from savepoint.envs.sql.tasks import Task, TaskKind
 from savepoint.envs.sql.trials import Judge, Trial, Trials
 from savepoint.envs.sql.verify import Images, doubt
-from savepoint.envs.sql.wording import question
+from savepoint.envs.sql.wording import Wording, question
 
 SHARES: dict[Category, int] = {"Query": 57, "Management": 20, "Personalization": 10, "Efficiency": 13}
 """How readily each category is drawn, about as often as it is met in BIRD-CRITIC."""
@@ -45,10 +45,10 @@ class DeepMaker:
 
     def __init__(
         self, name: str, images: Images, part: Part, schema: Schema, judge: Judge, kinds: Sequence[str], forms: Sequence[str],
-        paraphrase: reports.Paraphrase | None = None,
+        paraphrase: reports.Paraphrase | None = None, *, wording: Wording = "plain",
     ) -> None:  # fmt: skip
         self.name, self.part, self.images = name, part, images
-        self.forms, self.paraphrase = tuple(forms), paraphrase
+        self.forms, self.paraphrase, self.wording = tuple(forms), paraphrase, wording
         self.ground = Ground(part, schema, images.rows)
         self.trials = Trials(images, other_images(images, schema), judge)
         self.names = tuple(dict.fromkeys([*(t.name for t in schema.tables), *(c.name for t in schema.tables for c in t.columns)]))
@@ -132,7 +132,8 @@ class DeepMaker:
         trial = Trial(why) if why is not None else self.trials.queries((), gold, issue)
         if trial.why is not None:
             return trial.why
-        text = self._report(question(query, "plain"), rng.choice(reports.SYMPTOMS[kind]), trial, rng)
+        brief = self.wording == "brief"
+        text = question(query) if brief else self._report(question(query, "plain"), rng.choice(reports.SYMPTOMS[kind]), trial, rng)
         return self._made("debugging", kind, query.form, query.tables, text, (gold,), (issue,), (), (), trial, rng)
 
     def _report(self, wanted: str, symptom: str, trial: Trial, rng: Random, *, work: bool = False) -> str:

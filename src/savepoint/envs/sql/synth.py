@@ -107,7 +107,7 @@ class Synthesizer:
         judge = grader or self._grader
         if level == "deep" and judge is not None:
             others = [kind for kind in kinds if kind not in RENAMES]
-            self._deep = DeepMaker(self.name, self.images, self.part, schema, judge.grade, others, self.forms, paraphrase)
+            self._deep = DeepMaker(self.name, self.images, self.part, schema, judge.grade, others, self.forms, paraphrase, wording=wording)
             if not self._deep.kinds and not self._renames and task != "generation":
                 raise UserError(f"{path}: no place for the kinds {', '.join(kinds)}: allow more kinds, tables or columns")
 
@@ -185,8 +185,9 @@ def check_names(forms: Sequence[str], kinds: Sequence[str], level: Level = "quic
         if unknown is not None or not given:
             wrong = f"unknown {what} {unknown!r}" if unknown is not None else f"no {what} given"
             raise UserError(f"{wrong}: known are {', '.join(known)}")
-    if level == "deep" and wording == "brief":
-        raise UserError("brief wording has no words for deep tasks: choose level quick, or plain wording")
+    wordless = next((kind for kind in kinds if kind not in QUICK_KINDS), None)
+    if level == "deep" and wording == "brief" and wordless is not None:
+        raise UserError(f"brief wording has no words for kind {wordless!r}: choose among {', '.join(QUICK_KINDS)}, or plain wording")
     deep = next((kind for kind in kinds if kind not in QUICK_KINDS), None)
     if level == "quick" and deep is not None:
         raise UserError(f"kind {deep!r} needs level deep: quick are {', '.join(QUICK_KINDS)}")

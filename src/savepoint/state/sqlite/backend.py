@@ -11,9 +11,11 @@ from types import TracebackType
 from typing import Any
 
 from savepoint.state.errors import SetupError, StateError
+from savepoint.state.forest import Forest
 from savepoint.state.image import BaseImage, ImageCache, OpenFile, file_identity
 from savepoint.state.leases import RESERVE_BYTES, BackendStats, Lease, LeaseBook
-from savepoint.state.session import Quota
+from savepoint.state.records import Node
+from savepoint.state.session import Quota, Snapshot
 from savepoint.state.sqlite import vfs
 from savepoint.state.sqlite.clock import DEFAULT_CLOCK, clock_ms
 from savepoint.state.sqlite.digest import page_digest
@@ -22,6 +24,8 @@ from savepoint.state.sqlite.pages import Image
 from savepoint.state.sqlite.session import Session
 from savepoint.state.sqlite.split import split_statements
 from savepoint.state.sqlite.store import Progress, Store, default_store
+from savepoint.state.steps import Steps
+from savepoint.state.tree import StateTree
 
 SETUP_DEADLINE_S = 60.0
 # Set-up comes with the task and may be large; the rules of what SQL may do hold for it as well.
@@ -37,6 +41,7 @@ class SqliteBackend:
         self.store = Store(Path(store) if store is not None else default_store())
         self.pages = vfs.page_store()
         self.book, self.lease_wait_s = LeaseBook(budget_bytes), lease_wait_s
+        self.forest = Forest(hold=self.book.hold)
         self._images = ImageCache()
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._closed = False
@@ -57,10 +62,11 @@ class SqliteBackend:
         return self._images.get((base.digest, tuple(setup)), lambda: self._derive(base, tuple(setup)), keep=True)
 
     def lease(
-        self, image: BaseImage, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0, clock: str = DEFAULT_CLOCK,
-        wait_s: float | None = None,
+        self, image: BaseImage | Snapshot, *, owner: str, quota: Quota | None = None, ttl_s: float | None = 3600.0, seed: int = 0,
+        clock: str = DEFAULT_CLOCK, wait_s: float | None = None,
     ) -> Session:  # fmt: skip
-        """A private session on an image, in constant time. It ends after `ttl_s` seconds (None: never), whoever holds it; `owner` is named then.
+        """A private session on an image, or on a snapshot, in constant time. It ends after `ttl_s` seconds (None: never), whoever holds it; `owner` is
+        named then.
 
         seed: of random() and randomblob(). clock: what 'now' is, as ISO time, or "real". wait_s: seconds to wait for room in the memory budget
         (None: the backend's). StateError when the image was released or its file in the store touched; NoRoom; ValueError for times that are none.
@@ -68,10 +74,19 @@ class SqliteBackend:
         if ttl_s is not None and not ttl_s > 0:
             raise ValueError(f"ttl_s={ttl_s}: must be positive, or None")
         self._live()
-        image.pages()
-        moment = clock_ms(clock)
+        options: dict[str, Any] = {"quota": quota or Quota(), "seed": seed, "clock_ms": clock_ms(clock)}
+        start = image
+        if isinstance(start, Snapshot):
+            options |= {"contents": start.held(), "settings": start.settings, "parent": self.forest.place(start, start.image)}
+            start = start.image
+        start.pages()
         lease = self.book.admit(owner, ttl_s, RESERVE_BYTES, self.lease_wait_s if wait_s is None else wait_s).result()
-        return self._session(image, lease, quota=quota or Quota(), seed=seed, clock_ms=moment)
+        return self._session(start, lease, **options)
+
+    def tree(self, root: BaseImage | Snapshot) -> StateTree:
+        """The states under an image or a snapshot of it: sessions, snapshots, and where they come from."""
+        self._live()
+        return StateTree(self.forest, root, self._digests)
 
     def release(self, image: BaseImage) -> None:
         """Give an image's pages back now. Sessions on it go on; no new one can be leased."""
@@ -92,6 +107,7 @@ class SqliteBackend:
         self._images.clear()
         for session in list(self._sessions):
             session.close()
+        self.forest.close()
 
     def __enter__(self) -> SqliteBackend:
         return self
@@ -126,25 +142,33 @@ class SqliteBackend:
         if self._closed:
             raise StateError("the backend is closed")
 
-    def open_fork(self, parent: Session, contents: Image, owner: str) -> Session:
-        """A session like `parent` that begins with `contents`; `Session.fork` calls it."""
+    def open_fork(self, like: Session, contents: Image, settings: dict[str, str], parent: Node, owner: str, label: str) -> Session:
+        """A session like another that begins with `contents`; `Session.fork` calls it."""
         self._live()
-        lease = self.book.admit(owner, parent.ttl_s, RESERVE_BYTES, self.lease_wait_s).result()
-        return self._session(parent.image, lease, quota=parent.quota, seed=parent.seed, clock_ms=parent.clock_ms, contents=contents)
+        lease = self.book.admit(owner, like.ttl_s, RESERVE_BYTES, self.lease_wait_s).result()
+        options = {"quota": like.quota, "seed": like.seed, "clock_ms": like.clock_ms, "origin_owner": like.origin_owner}
+        return self._session(like.image, lease, contents=contents, settings=settings, parent=parent, label=label, **options)
 
-    def _session(self, image: BaseImage, lease: Lease, **options: Any) -> Session:
+    def _session(self, image: BaseImage, lease: Lease, *, parent: Node | None = None, settings: dict[str, str] | None = None, **options: Any) -> Session:
         try:
-            session = Session(self, image, lease, **options)
+            session = Session(self, image, lease, parent=parent or self.forest.root(image), **options)
         except BaseException:
             self.book.end(lease, "could not be opened")
             raise
+        if settings:
+            session.resume(settings)
         self._sessions.add(session)
         return session
+
+    def _digests(self, snapshots: list[Snapshot]) -> Steps[list[str | None]]:
+        yield from ()
+        return [snapshot_digest(snapshot) for snapshot in snapshots]
 
     def _own(self, image: BaseImage, owner: str) -> Session:
         """A session for a purpose of ours, which no budget refuses."""
         lease = LeaseBook(None).admit(owner, None, 0, 0).result()
-        return Session(self, image, lease, quota=_SETUP_QUOTA, seed=0, clock_ms=clock_ms(DEFAULT_CLOCK))
+        parent = self.forest.root(image)
+        return Session(self, image, lease, quota=_SETUP_QUOTA, seed=0, clock_ms=clock_ms(DEFAULT_CLOCK), parent=parent)
 
     def _open(self, file: Path, digest: str) -> BaseImage:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -176,12 +200,18 @@ class SqliteBackend:
             if temporary:
                 raise SetupError(f"set-up makes a {temporary}, which no image can hold")
             columns = _widest_table(session) if session.creates_tables else base.columns + len(statements)  # each adds one at most
-            contents = session.checkpoint("set-up").contents
+            contents = session.freeze("set-up").contents
         delta = contents.delta()
         size = base.base_size
         digest = page_digest(base.base_digest, size, contents.size, delta)
         setup = (*base.setup, *setup)
         return replace(base, digest=digest, size=contents.size, setup=setup, columns=columns, delta_bytes=len(delta), contents=contents, base=base.whole())
+
+
+def snapshot_digest(snapshot: Snapshot) -> str | None:
+    """The page digest of a snapshot; None when it was pruned."""
+    contents: Image | None = snapshot.contents
+    return None if contents is None else page_digest(snapshot.base_digest, snapshot.image.base_size, contents.size, contents.delta())
 
 
 def _widest_table(session: Session) -> int:

@@ -27,7 +27,8 @@
 **   - All pages and temporary files of the process stay within one budget of memory; pages beyond it live in a
 **     spill file, if one was given, and are refused otherwise.
 **   - Locks: one for each volume. The library's list of VFSs, which has a global lock, holds a volume only while
-**     a connection is open on it.
+**     a connection is open on it. The library walks that list from its head, to find a VFS and to register one;
+**     ours stand behind a gate near the head, newest first, so that opening costs the same with ten thousand open.
 **
 ** Built against sqlite3ext.h alone and loaded through the SQLite library that will use it (apsw's), because a
 ** VFS belongs to one copy of the library. Control goes through the cow_* functions (ctypes); a handle is a
@@ -58,6 +59,7 @@ typedef unsigned char u8;
 #define MEMORY_START 8192       /* first allocation of a journal or a temporary file */
 #define JOURNAL_KEEP 8192       /* a truncated journal keeps a buffer up to this size for the next transaction */
 #define MAX_PAGE 65536          /* SQLite's largest page */
+#define LIST_MUTEX 2            /* SQLITE_MUTEX_STATIC_MAIN, of the list of VFSs; older headers have another name for it */
 #define SEGMENT (4 << 20)       /* the spill file grows by so much; a multiple of every page size */
 
 /* ------------------------------------------------------------------ pages, nodes, trees */
@@ -86,7 +88,7 @@ typedef struct Volume {
   i64 differs;                  /* pages that the origin shows otherwise, kept as they are written */
   atomic_llong writes;          /* changes so far: equal numbers mean equal contents */
   i64 clock_ms;                 /* what 'now' is, in milliseconds of the Julian day; 0: the host's clock */
-  int registered;               /* the library knows this VFS */
+  sqlite3_vfs **place;          /* what points to this VFS in the library's list; NULL: the library does not know it */
   atomic_llong temp;            /* bytes of journals and temporary files now held */
   atomic_int open_files;
   int main_open;
@@ -680,13 +682,39 @@ EXPORT int cow_volume(Image *origin, Image *from, const char *name, i64 max_page
   return 0;
 }
 
+/* The gate itself opens nothing. It is registered as any VFS; the volumes' are linked in behind it by hand, under the lock that the
+** library takes for its list, because sqlite3_vfs_register walks the whole list. Nobody else inserts there: the library inserts
+** behind the head, which the gate never is. */
+static int gate_open(sqlite3_vfs *v, const char *name, sqlite3_file *f, int flags, int *out) {
+  (void)v; (void)name; (void)flags; (void)out;
+  f->pMethods = NULL;
+  return SQLITE_CANTOPEN;
+}
+static sqlite3_vfs gate = {.iVersion = 1, .szOsFile = sizeof(sqlite3_file), .mxPathname = 512, .zName = "savepoint-gate", .xOpen = gate_open,
+  .xDelete = vfs_delete, .xAccess = vfs_access, .xFullPathname = vfs_full_path, .xRandomness = vfs_random, .xSleep = vfs_sleep,
+  .xGetLastError = vfs_error};
+
+static void list_place(sqlite3_vfs *vfs, sqlite3_vfs **place) {   /* another VFS's neighbour may be none of ours */
+  if (vfs && vfs->xOpen == vfs_open) ((Volume *)vfs->pAppData)->place = place;
+}
+
 /* The library can open the volume by its name from now on (`on`), or no longer. Refused (-EBUSY) while one of its files is open. */
 EXPORT int cow_register(Volume *v, int on) {
-  if (on == v->registered) return 0;
+  if (on == (v->place != NULL)) return 0;
   if (!on && atomic_load(&v->open_files)) return -EBUSY;
-  if (on && sqlite3_vfs_register(&v->vfs, 0) != SQLITE_OK) return -ENOMEM;
-  if (!on) sqlite3_vfs_unregister(&v->vfs);
-  v->registered = on;
+  sqlite3_mutex *list = sqlite3_mutex_alloc(LIST_MUTEX);
+  sqlite3_mutex_enter(list);
+  if (on) {
+    v->vfs.pNext = gate.pNext;
+    gate.pNext = &v->vfs;
+    v->place = &gate.pNext;
+    list_place(v->vfs.pNext, &v->vfs.pNext);
+  } else {
+    *v->place = v->vfs.pNext;
+    list_place(v->vfs.pNext, v->place);
+    v->place = NULL;
+  }
+  sqlite3_mutex_leave(list);
   return 0;
 }
 
@@ -768,6 +796,11 @@ EXPORT void cow_stats(Volume *v, i64 *out) {
 
 EXPORT i64 cow_image_size(Image *image) { return image->tree.size; }
 
+/* Pages in which two images of one base differ, by identity: what both share is skipped, so the cost is that of the difference. */
+EXPORT i64 cow_image_differs(Image *image, Image *other) {
+  return image->origin == other ? image->differs : tree_differences(&image->tree, &other->tree);
+}
+
 /* The numbers and contents of pages, ascending: [i64 number][page] each. since NULL: of all that differ from the base file;
 ** deterministic, equal contents over one base give equal bytes. since an image of the same base: of all that may differ
 ** from it, by identity. Returns the bytes needed; fills at most cap. */
@@ -817,6 +850,7 @@ EXPORT i64 cow_live(int what) {
 EXPORT int sqlite3_cowvfs_init(sqlite3 *db, char **error, const sqlite3_api_routines *api) {
   (void)db; (void)error;
   SQLITE_EXTENSION_INIT2(api);
-  if (!host) host = sqlite3_vfs_find(0);
-  return host ? SQLITE_OK_LOAD_PERMANENTLY : SQLITE_ERROR;
+  if (host) return SQLITE_OK_LOAD_PERMANENTLY;
+  host = sqlite3_vfs_find(0);
+  return host && sqlite3_vfs_register(&gate, 0) == SQLITE_OK ? SQLITE_OK_LOAD_PERMANENTLY : SQLITE_ERROR;
 }

@@ -22,6 +22,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "cow_base_fd": (_INT, [_INT, _INT, _OUT]),
     "cow_image_free": (None, [_HANDLE]),
     "cow_image_size": (_I64, [_HANDLE]),
+    "cow_image_differs": (_I64, [_HANDLE, _HANDLE]),
     "cow_image_delta": (_I64, [_HANDLE, _HANDLE, _HANDLE, _I64]),
     "cow_volume": (_INT, [_HANDLE, _HANDLE, ctypes.c_char_p, _I64, _I64, _I64, _OUT]),
     "cow_register": (_INT, [_HANDLE, _INT]),
@@ -59,6 +60,9 @@ class NativeImage:
     @property
     def size(self) -> int:
         return int(self.library.cow_image_size(self.handle))
+
+    def differs(self, other: NativeImage) -> int:
+        return int(self.library.cow_image_differs(self.handle, other.handle))
 
     def delta(self, since: NativeImage | None = None) -> bytes:
         earlier = since.handle if since is not None else None

@@ -102,6 +102,10 @@ class OverlayImage:
     def size(self) -> int:
         return self.tree.size
 
+    def differs(self, other: OverlayImage) -> int:
+        ours, theirs = self.tree.pages, other.tree.pages
+        return sum(ours.get(n) is not theirs.get(n) for n in ours.keys() | theirs.keys())
+
     def delta(self, since: OverlayImage | None = None) -> bytes:
         if since is not None:
             return self._changed(since.tree)

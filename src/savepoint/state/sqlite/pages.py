@@ -33,6 +33,9 @@ class Image(Protocol):
     @property
     def size(self) -> int: ...
 
+    def differs(self, other: Image) -> int:
+        """Pages in which it differs from an image of the same base, by identity."""
+
     def delta(self, since: Image | None = None) -> bytes:
         """Pages that differ from the base file, ascending, each as a native int64 number and its bytes. With `since`, an image of the same base:
         those that may differ from it."""

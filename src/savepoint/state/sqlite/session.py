@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,7 @@ from savepoint.state.errors import StateError
 from savepoint.state.history import Call, History
 from savepoint.state.image import BaseImage
 from savepoint.state.leases import Lease
+from savepoint.state.records import Node
 from savepoint.state.session import ExecResult, Quota, ResetProof, SessionStats, Snapshot
 from savepoint.state.sqlite.aside import aside
 from savepoint.state.sqlite.connection import Connection
@@ -46,22 +48,36 @@ class Session:
     """
 
     __slots__ = (
-        "__weakref__", "_backend", "_executions", "_give_back", "_grant", "_history", "_lease", "_lock", "_token", "clock_ms", "generation", "image", "quota",
-        "seed",
+        "__weakref__", "_backend", "_began", "_executions", "_give_back", "_grant", "_history", "_lease", "_lock", "_node", "_stands", "_token",
+        "clock_ms", "generation", "image", "origin_owner", "quota", "seed",
     )  # fmt: skip
 
     def __init__(
-        self, backend: SqliteBackend, image: BaseImage, lease: Lease, *, quota: Quota, seed: int, clock_ms: int, contents: Image | None = None
-    ) -> None:
+        self, backend: SqliteBackend, image: BaseImage, lease: Lease, *, quota: Quota, seed: int, clock_ms: int, contents: Image | None = None,
+        parent: Node, label: str = "", origin_owner: str | None = None,
+    ) -> None:  # fmt: skip
+        """contents: what it begins with (None: the image). parent: their place in the tree. origin_owner: of the session at the start of a line of forks."""
         self.image, self.quota, self.seed, self.clock_ms = image, quota, seed, clock_ms
         self.generation = 0
+        self.origin_owner = origin_owner or lease.owner
         self._backend, self._grant, self._token, self._executions = backend, lease, lease.token, 0
         self._history = History()
         self._lock = threading.RLock()
         pages: PageStore = backend.pages
-        volume = pages.volume(image.pages(), contents, -(-quota.delta_bytes // image.page_size), quota.temp_bytes, clock_ms)
-        book = backend.book
-        self._lease = Held(volume, quota, image.columns, seed, lambda: book.end(lease, "is closed"))
+        book, forest = backend.book, backend.forest
+        node = self._node = forest.enter(parent, self, lease.owner, label)
+        try:
+            volume = pages.volume(image.pages(), contents, -(-quota.delta_bytes // image.page_size), quota.temp_bytes, clock_ms)
+        except BaseException:
+            forest.discard(node)
+            raise
+
+        def released() -> None:
+            book.end(lease, "is closed")
+            forest.discard(node)
+
+        self._lease = Held(volume, quota, image.columns, seed, released)
+        self._began = self._stands = volume.stats().writes  # changes at the start, and when it was the state that its node is under
         self._give_back = weakref.finalize(self, self._lease.release)
         expire = weakref.WeakMethod(self._expire)
         book.arm(lease, lambda: (method := expire()) and method())
@@ -140,44 +156,74 @@ class Session:
 
     # ------------------------------------------------------------------ state
 
-    def checkpoint(self, label: str = "") -> Snapshot:
-        """The contents now, in constant time. The connection goes on as it is. StateError inside a transaction: half of one is no state."""
+    def checkpoint(self, label: str = "", *, keep: bool = False, ttl_s: float | None = None) -> Snapshot:
+        """The contents now, as a node of the tree. The connection goes on as it is. StateError inside a transaction: half of one is no state.
+
+        keep: the tree holds the snapshot though nobody else does, until it is pruned, or for `ttl_s` seconds; otherwise it lives as long as somebody
+        holds it. NoRoom when a limit of its subtree has no room for it. Constant time, and that of the pages changed since the last checkpoint.
+        """
+        with self._lock:
+            snapshot, forest = self.freeze(label), self._backend.forest
+            above = forest.above(self._node)
+            pages = snapshot.pages if above is None else snapshot.contents.differs(above.held())
+            node = Node("snapshot", label, self.owner, snapshot.pages, pages * self.image.page_size)
+            snapshot = replace(snapshot, node=node)
+            forest.add(self._node, snapshot, keep=keep, ttl_s=ttl_s)
+            self._stands = self._lease.volume.stats().writes
+            return snapshot
+
+    def freeze(self, label: str = "") -> Snapshot:
+        """As `checkpoint`, but in no tree."""
         with self._lock:
             self._settled("checkpoint")
-            stats = self._lease.volume.stats()
-            return Snapshot(label, self.image.base_digest, stats.size, stats.delta_pages, self._lease.current(), self._lease.volume.freeze())
+            stats, contents = self._lease.volume.stats(), self._lease.volume.freeze()
+            return Snapshot(label, self.image.base_digest, stats.size, stats.delta_pages, self._lease.current(), contents, self.image)
 
     def origin(self) -> Snapshot:
         """The state of the image: what a reset goes back to."""
         return Snapshot("", self.image.base_digest, self.image.size, 0, {}, self.image.pages())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot of any session on the same imported file. StateError for one of another file."""
+        """Go back to a snapshot of any session on the same imported file. StateError for one of another file, or pruned."""
         if snapshot.base_digest != self.image.base_digest:
             raise StateError(f"snapshot {snapshot.label!r} is of base {snapshot.base_digest}, this session of base {self.image.base_digest}")
+        contents, forest = snapshot.held(), self._backend.forest
+        target = forest.place(snapshot, self.image)
         with self._lock:
             self._check()
-            self._lease.show(snapshot.contents, snapshot.settings)
+            forest.admits(self._node, target)
+            self._lease.show(contents, snapshot.settings)
             self.generation += 1
+            self._stand(target)
 
-    def fork(self, n: int = 1) -> list[Session]:
+    def fork(self, n: int = 1, *, label: str = "") -> list[Session]:
         """`n` independent sessions with the same contents, connection settings, quota, clock, random numbers to come, and time to live.
 
-        StateError inside a transaction, and while TEMP objects or attached databases exist: a fork would lose them without a word.
+        label: of theirs in the tree; of several, with a number behind it. StateError inside a transaction, and while TEMP objects or attached databases
+        exist: a fork would lose them without a word. NoRoom, and then none is left open, when the memory budget or a limit of the subtree has no room.
         """
         with self._lock:
             self._movable("fork")
             contents, settings = self._lease.volume.freeze(), self._lease.current()
+            forest, writes = self._backend.forest, self._lease.volume.stats().writes
+            point = forest.fork_point(self._node, changed=writes != self._stands)
+            self._stands = writes
             forks: list[Session] = []
             try:
                 for number in range(n):
-                    forks.append(self._backend.open_fork(self, contents, f"{self.owner}/fork-{number}"))
-                    forks[-1]._lease.resume(settings)
+                    name = f"{label}-{number}" if label and n > 1 else label
+                    forks.append(self._backend.open_fork(self, contents, settings, point, f"{self.origin_owner}/{name or f'fork-{number}'}", name))
             except BaseException:
                 for fork in forks:
                     fork.close()
                 raise
+            finally:
+                forest.unpin(point)
             return forks
+
+    def resume(self, settings: dict[str, str]) -> None:
+        """Its connection, which is not open yet, begins with the settings of a snapshot."""
+        self._lease.resume(settings)
 
     def reset(self) -> ResetProof:
         """Drop everything the session did, and prove it: no page differs from the image, its size and digest are the image's."""
@@ -187,6 +233,7 @@ class Session:
             before = volume.stats().delta_pages
             self._lease.show(None, {})
             self.generation += 1
+            self._stand(self._backend.forest.root(self.image))
             after = volume.stats()
             digest_ok = self.image.unchanged() and self._proven_digest() == self.image.digest
             return ResetProof(self.image.digest, before, after.delta_pages, after.same_size, digest_ok, self.generation)
@@ -225,8 +272,8 @@ class Session:
         """
         with self._lock:
             self._settled("diff")
-            first = before.contents if before is not None else self.image.pages()
-            second = after.contents if after is not None else self._lease.volume.freeze()
+            first = before.held() if before is not None else self.image.pages()
+            second = after.held() if after is not None else self._lease.volume.freeze()
         with aside(self._backend.pages, first) as earlier, aside(self._backend.pages, second) as later:
             return differences(earlier, later, samples)
 
@@ -237,7 +284,7 @@ class Session:
         """
         with self._lock:
             self._settled("delta")
-            earlier = since.contents if since is not None else None
+            earlier = since.held() if since is not None else None
             return pack(self._lease.volume.freeze(), self.image.page_size, self.image.base_digest, self._lease.current(), earlier)
 
     def apply(self, *deltas: bytes) -> None:
@@ -253,6 +300,7 @@ class Session:
             if found:
                 self._lease.rewrite(found, self.image.whole())
                 self.generation += 1
+                self._backend.forest.move(self._node, self._backend.forest.root(self.image))
 
     def export(self, path: str | Path) -> None:
         """Write the contents as an ordinary database file. UserError when the file exists (nothing is overwritten) or cannot be written."""
@@ -265,7 +313,32 @@ class Session:
         with self._lock:
             self._check()
             stats, page = self._lease.volume.stats(), self.image.page_size
-            return SessionStats(stats.delta_pages, stats.delta_pages * page, stats.held_pages * page, stats.temp_bytes, stats.size, self._executions)
+            return SessionStats(
+                stats.delta_pages, stats.delta_pages * page, stats.held_pages * page, stats.temp_bytes, stats.size, self._executions,
+                stats.writes - self._began,
+            )  # fmt: skip
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was written since it was the state that it stands on in the tree (a checkpoint, a restore, a fork, a reset)."""
+        with self._lock:
+            self._check()
+            return self._lease.volume.stats().writes != self._stands
+
+    @property
+    def pages_now(self) -> int | None:
+        """Pages in which it differs from its image; None while a call is under way, and when it has ended. Waits for nothing."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return None if self._lease.over else self._lease.volume.stats().delta_pages
+        finally:
+            self._lock.release()
+
+    @property
+    def lost(self) -> str | None:
+        """Why it cannot go on: never, in this process."""
+        return None
 
     @property
     def held_bytes(self) -> int:
@@ -298,6 +371,13 @@ class Session:
         """The lease ends `ttl_s` seconds from now (None: never)."""
         self._check()
         self._backend.book.renew(self._grant, ttl_s)
+
+    def expire(self, how: str) -> None:
+        """End the lease now, or as soon as the call under way has been stopped. how: completes "the session of 'x' ..."."""
+        self._grant.how = how
+        self._expire()
+        if not self._grant.ended:
+            self._backend.book.renew(self._grant, 0.0)
 
     def close(self) -> None:
         """Give the session back. Its snapshots and forks live on. Closing twice is nothing."""
@@ -338,12 +418,17 @@ class Session:
         """Called by the watchdog when the time is up: ends the call under way, then the session. Called again until it can."""
         if self._lock.acquire(blocking=False):
             try:
-                self._backend.book.end(self._grant, f"ended: its lease of {self.ttl_s:g} s is over", expired=True)
+                self._backend.book.end(self._grant, self._grant.how or f"ended: its lease of {self.ttl_s:g} s is over", expired=True)
                 self.close()
             finally:
                 self._lock.release()
         else:
             self.interrupt()
+
+    def _stand(self, node: Node) -> None:
+        """It is the state of `node` from now on."""
+        self._backend.forest.move(self._node, node)
+        self._stands = self._lease.volume.stats().writes
 
     def _page_digest(self, contents: Image) -> str:
         return page_digest(self.image.base_digest, self.image.base_size, contents.size, contents.delta())
