@@ -21,6 +21,7 @@ from pathlib import Path
 from branching.data import Scale
 from branching.report import merge, show
 from branching.run import MICRO_PARTS, SYSTEM_NAMES, Runner
+from branching.tables import tables
 from branching.workload import REDUCED
 
 HERE = Path(__file__).parent
@@ -38,6 +39,7 @@ def selection(text: str, known: tuple[str, ...]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tables", action="store_true", help="measure nothing: print the results as the tables of docs/branching.md")
     parser.add_argument("--full", action="store_true", help="the loops in their published shape")
     parser.add_argument("--loops", nargs="?", const="", help=f"only these loops, with commas between ({', '.join(REDUCED)}); all of them without a value")
     parser.add_argument("--micro", nargs="?", const="", help=f"only these micro benchmarks ({', '.join(MICRO_PARTS)}); both without a value")
@@ -47,6 +49,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=HERE / "work" / "branching", help="where the databases lie")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    if arguments.tables:
+        print(tables(json.loads(arguments.out.read_text(encoding="utf-8"))["rows"]), end="")
+        return 0
     everything = arguments.loops is None and arguments.micro is None
     runner = Runner(Scale(arguments.warehouses), arguments.work, selection(arguments.backends, SYSTEM_NAMES))
     measured = []

@@ -15,11 +15,11 @@ from typing import Any, Literal
 from branching.data import Scale
 from branching.loops import loop
 from branching.micro import Crowd, Effort, over_depth
-from branching.servers import Clones
+from branching.servers import Clones, Pool
 from branching.systems import Doltlite, FileCopies, NotAvailable, Savepoints, Sessions, System
 from branching.workload import SHAPES, WORKLOADS
 
-SYSTEMS: dict[str, type[System]] = {system.name: system for system in (Sessions, FileCopies, Doltlite, Clones, Savepoints)}
+SYSTEMS: dict[str, type[System]] = {system.name: system for system in (Sessions, FileCopies, Doltlite, Pool, Clones, Savepoints)}
 
 
 @dataclass(frozen=True, slots=True)

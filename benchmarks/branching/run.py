@@ -35,6 +35,7 @@ REACHES = {
     "ours": Reach((1, 4, 16, 64, 256, 1024, 4096), (1, 100, 1000, 10_000)),
     "file copies": Reach((1, 4, 16, 64), (1, 64), Effort(branches=1), 5),
     "doltlite": Reach((1, 4, 16, 64, 256), (1, 100, 300), Effort(branches=3), 5),
+    "our PostgreSQL pool": Reach((1, 4, 16), (1, 16), Effort(branches=1, points=300, ranges=100, updates=200), 3),
     "PostgreSQL clones": Reach((1, 4, 16), (1, 16), Effort(branches=1, points=300, ranges=100, updates=200), 3),
     "savepoints": Reach((1, 4, 16, 64, 256, 1024, 4096), ()),
 }
@@ -46,15 +47,16 @@ class Runner:
         self.scale, self.work, self.systems = scale, work.resolve(), systems
 
     def loops(self, loops: list[str], shape: str, rounds: int) -> list[Row]:
-        """Each loop `rounds` times on each system, in turns."""
+        """Each loop `rounds` times on each system, in turns; simulation, which takes minutes, once."""
         rows = []
         for loop in loops:
+            turns = 1 if loop == "simulation" else rounds
             runs: dict[str, list[dict[str, Any]]] = {system: [] for system in self.systems}
-            for number in range(rounds):
+            for number in range(turns):
                 for system in self.systems:
                     if number and "unavailable" in runs[system][0]:
                         continue
-                    self._tell(f"{loop}, {shape}, {system}, run {number + 1} of {rounds}")
+                    self._tell(f"{loop}, {shape}, {system}, run {number + 1} of {turns}")
                     runs[system].append(self._once("loop", system, loop=loop, shape=shape, limit_s=LIMIT_S[shape]))
             rows += [loop_row(loop, shape, self.scale.name, system, found) for system, found in runs.items()]
         return rows
@@ -96,7 +98,8 @@ class Runner:
         """place: a folder of its own, for one that runs beside others of its system."""
         job = {"what": what, "system": system, "scale": asdict(self.scale), "work": str(self.work), "place": place, **options}
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])}
-        command = [sys.executable, "-m", "branching.child", json.dumps(job)]
+        quiet = "ignore:XDG_RUNTIME_DIR"  # said by the package of the embedded server on every machine without a session
+        command = [sys.executable, "-W", quiet, "-m", "branching.child", json.dumps(job)]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         try:
             yield child

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 
 from branching.data import TABLES, Row, Scale, create_table, rows
-from branching.systems import ROOT, NotAvailable, System, disk_bytes
+from branching.systems import ROOT, NotAvailable, Sessions, System, disk_bytes
 
 _SETTINGS = {
     "fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "autovacuum": "off", "max_wal_size": "'16GB'", "checkpoint_timeout": "'1h'",
@@ -89,3 +89,10 @@ class Clones(System):
         self._drop_others()
         self._admin.close()
         self._server.cleanup()
+
+
+class Pool(Sessions):
+    """Ours on PostgreSQL: the same calls, on clones that are made ahead of their lease."""
+
+    name = "our PostgreSQL pool"
+    kind = "postgres"

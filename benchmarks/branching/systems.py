@@ -149,12 +149,17 @@ class Sessions(System):
     """Ours: a branch is a session, parked while nobody is connected to it."""
 
     name = "ours"
+    kind = "sqlite"
 
     def __init__(self, work: Path, scale: Scale, place: str = "") -> None:
         super().__init__(work, scale, place)
+        from savepoint.errors import UserError
         from savepoint.state import Quota, open_backend
 
-        self._backend = open_backend("sqlite", store=work / "store")
+        try:
+            self._backend = open_backend(self.kind, store=work / "store")
+        except UserError as error:
+            raise NotAvailable(str(error)) from None
         image = self._backend.import_base(sqlite_file(work, scale))
         quota = Quota(delta_bytes=_FULL_QUOTA, temp_bytes=_FULL_QUOTA)
         self._sessions = {ROOT: self._backend.lease(image, owner="benchmark", quota=quota, ttl_s=None)}
