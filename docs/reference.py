@@ -7,7 +7,7 @@ import inspect
 from pathlib import Path
 
 PUBLIC = {
-    "savepoint.state": ("open_backend", "SqliteBackend", "BaseImage", "Session", "ExecResult", "Snapshot", "ResetProof", "Quota"),
+    "savepoint.state": ("open_backend", "SqliteBackend", "BaseImage", "Session", "ExecResult", "Snapshot", "StateTree", "TreeNode", "Pruned", "ResetProof", "Quota"),
     "savepoint.envs.sql.tasks": ("Task", "read_tasks", "write_tasks"),
     "savepoint.envs.sql.synth": ("Synthesizer", "synthesize"),
     "savepoint.envs.sql.env": ("SqlEnv", "Budget"),

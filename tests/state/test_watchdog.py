@@ -73,3 +73,12 @@ def test_what_rings_may_disarm_itself():
     assert done.wait(1)
     time.sleep(0.05)
     assert rung == [1]
+
+
+def test_disarmed_alarms_do_not_pile_up_nor_cost_the_armed_ones_anything():
+    dog, far = Watchdog(), time.monotonic() + 3600
+    armed = [dog.arm(far - number, lambda: None) for number in range(1000)]
+    for _ in range(20_000):
+        dog.disarm(dog.arm(far, lambda: None))
+        assert len(dog._alarms) <= 2001
+    assert sum(alarm.ring is not None for _, _, alarm in dog._alarms) == len(armed)

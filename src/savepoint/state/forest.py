@@ -21,13 +21,16 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from savepoint.state.errors import InUse, NoRoom, StateError
+from savepoint.state.errors import InUse, NoRoom, StaleLease, StateError
 from savepoint.state.records import Node, Scope, Sessions, nothing, scopes
 from savepoint.state.watchdog import Alarm, watchdog
 
 if TYPE_CHECKING:
     from savepoint.state.image import BaseImage
     from savepoint.state.session import Snapshot
+
+_ENDED = "the session has ended"
+
 
 class Forest:
     """The trees of a backend, one for each image. Thread-safe; nothing in it waits.
@@ -77,7 +80,7 @@ class Forest:
         node: Node = snapshot.node
         with self._settled():
             if session.parent is None:
-                raise StateError("checkpoint: the session has ended")
+                raise StaleLease(_ENDED)
             self._admit(session.parent.scope, snapshots=1, bytes_=node.bytes - session.bytes)
             node.handle = weakref.ref(snapshot, partial(self._let_go, node))
             self._attach(node, session.parent)
@@ -91,7 +94,7 @@ class Forest:
         with self._settled():
             point = session.parent
             if point is None:
-                raise StateError("fork: the session has ended")
+                raise StaleLease(_ENDED)
             if changed:
                 point, over = Node("fork", owner=session.owner, bytes_=session.bytes), point
                 self._bytes(session, -session.bytes)
@@ -108,8 +111,10 @@ class Forest:
     def admits(self, session: Node, target: Node) -> None:
         """StateError, NoRoom when `session` could not `move` there."""
         with self._settled():
-            if session.parent is None or target.removed:
-                raise StateError(f"snapshot {target.label!r} was pruned" if target.removed else "restore: the session has ended")
+            if session.parent is None:
+                raise StaleLease(_ENDED)
+            if target.removed:
+                raise StateError(f"snapshot {target.label!r} was pruned")
             self._admit(target.scope, sessions=1, except_=set(scopes(session.scope)))
 
     def move(self, session: Node, target: Node) -> None:

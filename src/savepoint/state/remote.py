@@ -147,6 +147,7 @@ class RemoteSession(Placed):
             number, forest = self._backend.number(), self._backend.forest
             above = forest.above(self._node)
             taken = yield from self._repeated("checkpoint", lambda: self._checkpoint(number, label, above))
+            self._lease.check(self._token)
             base_digest, size, pages, settings, changed = taken
             shipped = self._shipped if self._fragile is None else None
             node = Node("snapshot", label, self.owner, pages, changed * self.image.page_size)
