@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = (1, 300, 40)
 
 
@@ -130,3 +132,10 @@ def test_rows_are_the_same_at_each_making_and_fit_their_tables() -> None:
     assert len(orders) == 2 * 10 * 10
     assert sum(row[6] for row in orders) == len(lines)
     assert sum(row[15] is None for row in rows("customer", Scale(1, 50, 300))) > 0
+
+
+def test_the_docs_show_the_results_as_they_are() -> None:
+    from branching.tables import tables
+
+    rows = json.loads((BENCHMARKS / "results" / "branches.json").read_text(encoding="utf-8"))["rows"]
+    assert tables(rows) in (BENCHMARKS.parent / "docs" / "branching.md").read_text(encoding="utf-8")
