@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
 from branching.data import TABLES, Row, Scale, create_table, rows
-from branching.systems import ROOT, NotAvailable, Sessions, System, disk_bytes
+from branching.systems import ROOT, NotAvailable, System, folder_bytes, full_quota, run_session, sqlite_file
 
 _SETTINGS = {
     "fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "autovacuum": "off", "max_wal_size": "'16GB'", "checkpoint_timeout": "'1h'",
@@ -83,7 +83,7 @@ class Clones(System):
         return [self._process_of_server]
 
     def disk(self) -> int:
-        return disk_bytes((self.folder / "base").rglob("*"))
+        return folder_bytes(self.folder / "base")
 
     def close(self) -> None:
         self._drop_others()
@@ -91,8 +91,62 @@ class Clones(System):
         self._server.cleanup()
 
 
-class Pool(Sessions):
-    """Ours on PostgreSQL: the same calls, on clones that are made ahead of their lease."""
+class Pool(System):
+    """Ours on PostgreSQL: a branch is a session on a clone that was made ahead of its lease; sealed, it is a snapshot without a connection."""
 
     name = "our PostgreSQL pool"
-    kind = "postgres"
+    cpu_step = 0.01
+
+    def __init__(self, work: Path, scale: Scale, place: str = "") -> None:
+        super().__init__(work, scale, place)
+        from savepoint.errors import UserError
+        from savepoint.state import open_backend
+
+        try:
+            self._backend = cast(Any, open_backend("postgres", store=self.folder / "store"))
+        except UserError as error:
+            raise NotAvailable(str(error)) from None
+        self._image = self._backend.import_base(sqlite_file(work, scale))
+        self._snapshots: dict[str, Any] = {}
+        self._names: dict[Any, str] = {}  # of the sessions that are open
+        self._server = psutil.Process(self._backend.cluster.server.pid)
+
+    def create(self, parent: str, name: str) -> None:
+        session = self._lease()
+        if parent != ROOT:
+            session.restore(self._snapshots[parent])
+        self._names[session] = name
+
+    def connect(self, name: str) -> Any:
+        for session, known in self._names.items():
+            if known == name:
+                return session
+        session = self._lease()
+        session.restore(self._snapshots[name])
+        return session
+
+    def _lease(self) -> Any:
+        return self._backend.lease(self._image, owner="benchmark", quota=full_quota(), ttl_s=None)
+
+    def run(self, connection: Any, sql: str) -> list[Row]:
+        return run_session(connection, sql)
+
+    def seal(self, connection: Any) -> None:
+        self._snapshots[self._names[connection]] = connection.checkpoint()
+
+    def disconnect(self, connection: Any) -> None:
+        self._names.pop(connection, None)
+        connection.close()
+
+    def delete(self, name: str) -> None:
+        del self._snapshots[name]
+
+    def servers(self) -> list[psutil.Process]:
+        return [self._server]
+
+    def disk(self) -> int:
+        return folder_bytes(self._backend.cluster.server.data / "base")
+
+    def close(self) -> None:
+        self._snapshots.clear()
+        self._backend.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -24,7 +25,7 @@ ROOT = "main"
 FIRST_QUERY = "SELECT w_id FROM warehouse"
 # No samples of values, which builds with STAT4 keep, read again for each connection, and others have not: a limit (beyond any table) leaves them out.
 ANALYZE = "PRAGMA analysis_limit = 1000000000; ANALYZE; DROP TABLE IF EXISTS sqlite_stat4"
-_FULL_QUOTA = 4 << 30
+_QUOTA_BYTES = 4 << 30
 _PATIENCE_S = 600.0
 
 
@@ -127,6 +128,11 @@ def disk_bytes(paths: Iterable[Path]) -> int:
     return total
 
 
+def folder_bytes(folder: Path) -> int:
+    """The same of all files below a folder, some of which may go while they are counted."""
+    return disk_bytes(Path(place) / name for place, _, names in os.walk(folder) for name in names)
+
+
 def load(execute: Callable[[str], Any], many: Callable[[str, Iterable[Row]], Any], scale: Scale) -> None:
     """All tables in one transaction, through a cursor's `execute` and `executemany`."""
     execute("BEGIN")
@@ -154,24 +160,33 @@ def sqlite_file(work: Path, scale: Scale) -> Path:
     return path
 
 
+def full_quota() -> Any:
+    """What a session of ours may use: a branch may rewrite a whole table."""
+    from savepoint.state import Quota
+
+    return Quota(delta_bytes=_QUOTA_BYTES, temp_bytes=_QUOTA_BYTES)
+
+
+def run_session(session: Any, sql: str) -> list[Row]:
+    """The rows of a statement on a session of ours."""
+    result = session.execute(sql, deadline_s=_PATIENCE_S, max_rows=1_000_000, max_bytes=1 << 30)
+    if result.status != "ok":
+        raise RuntimeError(f"{result.status}: {result.error} ({result.quota}): {sql}")
+    return result.rows
+
+
 class Sessions(System):
     """Ours: a branch is a session, parked while nobody is connected to it."""
 
     name = "ours"
-    kind = "sqlite"
 
     def __init__(self, work: Path, scale: Scale, place: str = "") -> None:
         super().__init__(work, scale, place)
-        from savepoint.errors import UserError
-        from savepoint.state import Quota, open_backend
+        from savepoint.state import open_backend
 
-        try:
-            self._backend = open_backend(self.kind, store=work / "store")
-        except UserError as error:
-            raise NotAvailable(str(error)) from None
+        self._backend = open_backend("sqlite", store=work / "store")
         image = self._backend.import_base(sqlite_file(work, scale))
-        quota = Quota(delta_bytes=_FULL_QUOTA, temp_bytes=_FULL_QUOTA)
-        self._sessions = {ROOT: self._backend.lease(image, owner="benchmark", quota=quota, ttl_s=None)}
+        self._sessions = {ROOT: self._backend.lease(image, owner="benchmark", quota=full_quota(), ttl_s=None)}
 
     def create(self, parent: str, name: str) -> None:
         (self._sessions[name],) = self._sessions[parent].fork()
@@ -180,10 +195,7 @@ class Sessions(System):
         return self._sessions[name]
 
     def run(self, connection: Any, sql: str) -> list[Row]:
-        result = connection.execute(sql, deadline_s=_PATIENCE_S, max_rows=1_000_000, max_bytes=1 << 30)
-        if result.status != "ok":
-            raise RuntimeError(f"{result.status}: {result.error} ({result.quota}): {sql}")
-        return result.rows
+        return run_session(connection, sql)
 
     def disconnect(self, connection: Any) -> None:
         connection.park()
