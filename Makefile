@@ -40,6 +40,7 @@ bench: setup
 	$(BIN)/python benchmarks/state.py
 	$(BIN)/python benchmarks/grading.py
 	$(BIN)/python benchmarks/synth.py
+	$(BIN)/python benchmarks/branches.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/packing.py
 	$(BIN)/python benchmarks/memory.py

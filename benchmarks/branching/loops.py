@@ -98,7 +98,7 @@ class Loop:
         """Figures of the run. NoTree when the system cannot hold the branches that it needs. What is left of the tree is deleted."""
         shape = self.shape
         every = max(1, shape.steps // shape.comparisons) if shape.comparisons else shape.steps + 1
-        self._base = self.system.bytes()
+        self._base = self.system.bytes(trim=True)
         cpu, started = self.system.cpu(), time.perf_counter()
         try:
             for number in range(shape.steps):

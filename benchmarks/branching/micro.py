@@ -121,7 +121,7 @@ def over_depth(system: System, depths: list[int], rounds: int, effort: Effort) -
     """{"points": depths, "rounds": [[figures at each depth] for each round], "bytes": of a level, on the average}."""
     bench = Bench(system, effort)
     found: dict[int, list[Figures]] = {depth: [] for depth in depths}
-    empty, name = system.bytes(), ROOT
+    empty, name = system.bytes(trim=True), ROOT
     for depth in range(1, depths[-1] + 1):
         parent, name = name, f"d{depth}"
         system.disconnect(bench.grow(parent, name))
@@ -140,7 +140,7 @@ class Crowd:
 
     def __init__(self, system: System, count: int, effort: Effort) -> None:
         self.bench = Bench(system, effort)
-        empty = system.bytes()
+        empty = system.bytes(trim=True)
         self.connections = [self.bench.grow(ROOT, f"m{i}") for i in range(count)]
         self.bytes = (system.bytes() - empty) / count
         self.rng = random.Random(2)

@@ -61,11 +61,11 @@ class Runner:
             rows += [loop_row(loop, shape, self.scale.name, system, found) for system, found in runs.items()]
         return rows
 
-    def micro(self, part: str, rounds: int) -> list[Row]:
+    def micro(self, part: str, rounds: int, reaches: dict[str, Reach] = REACHES) -> list[Row]:
         """Over depth in one process; over the number of branches in one for each number, asked in turns."""
         rows = []
         for system in self.systems:
-            reach = REACHES[system]
+            reach = reaches[system]
             points, turns = (reach.depths if part == "depth" else reach.branches), reach.rounds or rounds
             if not points:
                 continue
@@ -87,7 +87,7 @@ class Runner:
             found = []
             for _ in range(rounds):
                 found.append([_ask(crowd) for crowd in crowds])
-            return {"points": points, "rounds": found, "bytes": first[-1]["bytes"]}
+            return {"points": list(points), "rounds": found, "bytes": first[-1]["bytes"]}
 
     def _once(self, what: str, system: str, **options: Any) -> dict[str, Any]:
         with self._child(what, system, **options) as child:

@@ -6,6 +6,9 @@ system is made in a process of its own (`child.py`); what it needs is imported t
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -86,8 +89,14 @@ class System(ABC):
                 continue
         return total
 
-    def bytes(self) -> int:
-        """Memory of all these processes that no file backs, and disk that the databases take. What the kernel caches of files counts for none."""
+    def bytes(self, *, trim: bool = False) -> int:
+        """Memory of all these processes that no file backs, and disk that the databases take. What the kernel caches of files counts for none.
+
+        trim: what this process has freed is given back first, so that growth from there is counted as such."""
+        if trim:
+            gc.collect()
+            with contextlib.suppress(AttributeError, OSError):
+                ctypes.CDLL(None).malloc_trim(0)
         total = self.disk()
         for process in (self._process, *self.servers()):
             family = [process] if process is self._process else [process, *process.children()]

@@ -31,7 +31,9 @@ def _loops(rows: list[Row], shape: str) -> str:
     lines = []
     for loop in dict.fromkeys(loop for loop, _ in here):
         ours = here[loop, OURS]
-        what = f"{loop}: {ours['steps']:,} of {ours['of']:,} steps, {ours['at_once']:,} live at once, {ours['leaves_compared']:,} leaves compared"
+        checked = ours["probed"] - ours["steps"]  # the query that depends on the branch's own changes was asked in each step, then of each leaf
+        leaves = f"{ours['leaves_compared']:,} leaves compared on the way, {checked:,} checked at the end"
+        what = f"{loop}: {ours['steps']:,} of {ours['of']:,} steps, {ours['at_once']:,} live at once, {leaves}"
         lines.append([what, *(_cell(here.get((loop, system))) for system in systems)])
     return _table([f"CPU s, peak bytes ({shape})", *systems], lines)
 

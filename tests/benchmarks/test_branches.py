@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = (1, 300, 40)
 
 
@@ -72,26 +74,25 @@ def test_the_leaves_that_are_compared_live_at_the_same_time(work: Path) -> None:
     assert (found["steps"], found["at_once"], found["leaves_compared"], found["live_at_end"]) == (5, 5, 5, 0)
 
 
-def test_a_cost_that_grows_with_depth_or_number_is_seen(work: Path) -> None:
-    """A chain of sixty-four levels or two hundred neighbours to walk through would multiply the cost; three times is far beyond what noise does to the
-    median of a dozen pairs. The bound of 1.15 is the benchmark's."""
+@pytest.mark.parametrize("name", ["ours", "file copies", "savepoints", "doltlite"])
+def test_operations_are_measured_at_each_depth_and_among_branches(name: str, work: Path) -> None:
     from branching.data import Scale
-    from branching.micro import Bench, Effort, over_depth
-    from branching.report import BOUNDED, micro_row
-    from branching.systems import ROOT, Sessions
+    from branching.micro import Effort
+    from branching.report import BOUNDED
+    from branching.run import REACHES, Reach, Runner
 
-    effort = Effort(branches=3, points=30, ranges=10, updates=20)
-    system = Sessions(work, Scale(*SMALL))
-    row = micro_row("depth", "", "ours", over_depth(system, [1, 64], 12, effort))
-    assert {name: figures["slope"] for name, figures in row["operations"].items() if name in BOUNDED and figures["slope"] > 3} == {}
-    bench = Bench(system, effort)
-    alone = [bench.round(ROOT) for _ in range(12)]
-    crowd = [bench.grow(ROOT, f"m{i}") for i in range(200)]
-    among = {"points": [1, 200], "rounds": [[one, bench.round(ROOT)] for one in alone], "bytes": 0.0}
-    row = micro_row("branches", "", "ours", among)
-    assert len(crowd) == 200
-    assert {name: figures["slope"] for name, figures in row["operations"].items() if name in BOUNDED and figures["slope"] > 3} == {}
-    system.close()
+    if name == "doltlite" and importlib.util.find_spec("doltlite") is None:
+        pytest.skip("the package doltlite is not installed")
+    runner = Runner(Scale(*SMALL), work, [name])
+    reach = Reach((1, 3), (1, 4) if REACHES[name].branches else (), Effort(2, 3, 2, 3), 2)
+    rows = [row for part in ("depth", "branches") for row in runner.micro(part, 2, {name: reach})]
+    assert [(row["part"], row["points"], row["rounds"]) for row in rows] == [
+        (part, points, 2) for part, points in (("depth", [1, 3]), ("branches", [1, 4])) if part == "depth" or name != "savepoints"
+    ]
+    for row in rows:
+        operations = row["operations"]
+        assert {"create", "add column", "create index", "delete", *BOUNDED} <= set(operations)
+        assert all(len(one["at"]) == 2 and min(one["at"]) > 0 for one in operations.values()), operations
 
 
 def test_a_selection_replaces_its_own_rows_only() -> None:
@@ -131,3 +132,10 @@ def test_rows_are_the_same_at_each_making_and_fit_their_tables() -> None:
     assert len(orders) == 2 * 10 * 10
     assert sum(row[6] for row in orders) == len(lines)
     assert sum(row[15] is None for row in rows("customer", Scale(1, 50, 300))) > 0
+
+
+def test_the_docs_show_the_results_as_they_are() -> None:
+    from branching.tables import tables
+
+    rows = json.loads((BENCHMARKS / "results" / "branches.json").read_text(encoding="utf-8"))["rows"]
+    assert tables(rows) in (BENCHMARKS.parent / "docs" / "branching.md").read_text(encoding="utf-8")
