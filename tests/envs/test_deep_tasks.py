@@ -154,7 +154,7 @@ def test_questions_can_name_a_condition_and_explain_it_as_evidence(backend, shop
 def test_both_levels_say_what_they_do_not_have(backend, shop, source):
     with pytest.raises(UserError, match="'integer_division' needs level deep"):
         Synthesizer(backend, shop, kinds=("integer_division",))
-    with pytest.raises(UserError, match="brief wording has no words for deep tasks"):
+    with pytest.raises(UserError, match="brief wording has no words for kind 'integer_division'"):
         Synthesizer(backend, shop, level="deep", kinds=("integer_division",))
     with pytest.raises(UserError, match="unknown kind 'nonsense'"):
         Synthesizer(backend, shop, **{**DEEP, "kinds": ("nonsense",)})
@@ -363,3 +363,12 @@ def test_what_is_wanted_fits_every_opening(wanted):
     texts = {reports.report(wanted, "It fails.", random.Random(seed)) for seed in range(300)}
     assert len(texts) > 50 and all(wanted in text and "It fails." in text and "  " not in text and " ," not in text for text in texts)
     assert not any(f"need {wanted}" in text for text in texts) or not wanted.startswith(("by", "for"))
+
+
+def test_deep_tasks_of_the_small_kinds_have_brief_words_and_the_same_trials(backend, shop):
+    source = Synthesizer(backend, shop, level="deep", wording="brief", kinds=("wrong_comparison", "renamed_column"))
+    tasks = [source.task(random.Random(i)) for i in range(12)]
+    assert {task.synth["kind"] for task in tasks} == {"wrong_comparison", "renamed_column"}
+    for task in tasks:
+        assert len(task.query) < 100 and "." not in task.query and task.synth["shape"] and task.category == "Query"
+    source.close()

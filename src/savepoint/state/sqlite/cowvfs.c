@@ -700,16 +700,15 @@ static void list_place(sqlite3_vfs *vfs, sqlite3_vfs **place) {   /* another VFS
 
 /* The library can open the volume by its name from now on (`on`), or no longer. Refused (-EBUSY) while one of its files is open. */
 EXPORT int cow_register(Volume *v, int on) {
-  if (on == (v->place != NULL)) return 0;
   if (!on && atomic_load(&v->open_files)) return -EBUSY;
   sqlite3_mutex *list = sqlite3_mutex_alloc(LIST_MUTEX);
-  sqlite3_mutex_enter(list);
-  if (on) {
+  sqlite3_mutex_enter(list);   /* also to look at `place`: a neighbour that comes or goes moves it */
+  if (on && !v->place) {
     v->vfs.pNext = gate.pNext;
     gate.pNext = &v->vfs;
     v->place = &gate.pNext;
     list_place(v->vfs.pNext, &v->vfs.pNext);
-  } else {
+  } else if (!on && v->place) {
     *v->place = v->vfs.pNext;
     list_place(v->vfs.pNext, v->place);
     v->place = NULL;
