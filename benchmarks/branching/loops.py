@@ -125,7 +125,7 @@ class Loop:
         """A step. None when no node has room for a child, or time is up."""
         shape, system, clock = self.shape, self.system, self.clock
         nodes = [self.root, *self.live.values()]
-        room = [n for n in nodes if n.finished and n.depth < shape.depth and n.children < (shape.children if n.parent else shape.root_children)]
+        room = [n for n in nodes if n.finished and n.depth <= shape.depth and n.children < (shape.children if n.parent else shape.root_children)]
         if not room or time.perf_counter() - started > self.limit_s:
             return None
         parent = self.rng.choice(room)

@@ -40,7 +40,7 @@ Workload = Callable[[int, int, random.Random, Scale], Step]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """workers take `steps` steps each on one tree: the root has at most `root_children` children, another node `children`, none is deeper than `depth`.
+    """workers take `steps` steps each on one tree: the root has at most `root_children` children, another node `children`, and none below `depth` has any.
     comparisons: passes over all live leaves, evenly spaced. prune: probability that a finished branch is deleted."""
 
     workers: int
