@@ -42,7 +42,7 @@ def _cell(row: Row | None) -> str:
     if row is None:
         return "not run"
     if "unavailable" in row:
-        return "cannot: " + row["unavailable"].partition(":")[0]
+        return f"cannot: {row['unavailable']}"
     return f"{row['value']:.3g}, {_bytes(row['peak_bytes'])}"
 
 
